@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from aggregations.definition.flow import Flow
 from aggregations.engine.job import Exclusion, Job, RecordAtStage, TaskReport, newly_failed
@@ -34,6 +34,7 @@ from persistence.errors import Transient
 from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings
 from persistence.manifest import Manifest
 
+T = TypeVar("T")
 _LOG = logging.getLogger("headwater.engine")
 
 
@@ -152,12 +153,7 @@ class Batches:
     def _begin(self, tasks: Sequence[Slot]) -> None:
         """Note the ends of a batch that looks up tables, or changes one."""
         ends = {one.place: one.end for slot in tasks for one in slot.ranges}
-        for attempt in count(1):
-            try:
-                begin_batch(self._run, ends)
-                return
-            except Transient as error:
-                self.pause(f"beginning of batch {self._run.batch}", attempt, error)
+        self._repeated(f"beginning of batch {self._run.batch}", lambda: begin_batch(self._run, ends))
 
     def _warn(self) -> None:
         """Log once that messages without a key arrive."""
@@ -178,12 +174,7 @@ class Batches:
 
     def remove(self) -> Counter[str]:
         """Remove the states that are due, and return their number by stage."""
-        for attempt in count(1):
-            try:
-                return self._retirement.remove()
-            except Transient as error:
-                self.pause(f"removal after batch {self._run.batch - 1}", attempt, error)
-        raise AssertionError
+        return self._repeated(f"removal after batch {self._run.batch - 1}", self._retirement.remove)
 
     def advance(self, manifest: Manifest) -> None:
         """Write a manifest into every store, downstream store first, and continue from it."""
@@ -193,12 +184,17 @@ class Batches:
 
     def _save_manifest(self, name: str, manifest: Manifest) -> None:
         """Write a manifest. Writing the same manifest again succeeds, so a transient failure needs no new fold."""
+        save = lambda: effect(CommitStep.MANIFEST.of(name), lambda: self._run.save_manifest(name, manifest))  # noqa: E731
+        self._repeated(f"manifest of batch {manifest.batch}", save)
+
+    def _repeated(self, what: str, action: Callable[[], T]) -> T:
+        """Call until no store fails for a moment; what `pause` raises ends it. Repeating the action must be safe."""
         for attempt in count(1):
             try:
-                effect(CommitStep.MANIFEST.of(name), lambda: self._run.save_manifest(name, manifest))
-                return
+                return action()
             except Transient as error:
-                self.pause(f"manifest of batch {manifest.batch}", attempt, error)
+                self.pause(what, attempt, error)
+        raise AssertionError
 
     def fold(self, tasks: Sequence[Slot], ends: Mapping[TopicPartition, int]) -> TaskReport:
         """Fold and persist a batch; the next attempt completes a half-written batch and repeats no completed write."""

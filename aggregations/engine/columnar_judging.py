@@ -151,7 +151,7 @@ class ColumnarJudging(ColumnarFold):
         counts.verdicts.setdefault(self.stage.name, Counter()).update(outcome.verdicts)
         counts.retired += outcome.retired
         counts.warnings.update(outcome.warnings)
-        self.work.collector.decided(self.stage.name, outcome.decided)
+        self.work.decided(self.stage.name, outcome.decided)
         self._reject({int(rows[i]): cause for i, cause in outcome.rejected.items()})
         for row, one in zip(rows.tolist(), outcome.decided, strict=True):
             self.accepted[row] = bool(one.emitted)

@@ -72,7 +72,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     def verdict(self, stage: str, topic: str, partition: int, offset: int) -> Verdict | None:
         """The verdict with which a stage dropped a record; None if it is not listed."""
         for verdict, topics in self.dropped.get(stage, {}).items():
-            if offset in offsets_of(topics.get(topic, {}).get(partition, ())):
+            if offset in Listed(topics.get(topic, {}).get(partition, ())):
                 return Verdict(verdict)
         return None
 
@@ -108,11 +108,6 @@ def runs_of(offsets: Ints) -> list[int]:
     pairs[2::2] = firsts[1:] - lasts[:-1]
     found: list[int] = pairs.tolist()
     return found
-
-
-def offsets_of(runs: Runs) -> "Listed":
-    """The offsets of some runs."""
-    return Listed(runs)
 
 
 @dataclass(frozen=True, slots=True)

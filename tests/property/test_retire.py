@@ -26,6 +26,20 @@ WINDOWS = st.sampled_from(
 )
 
 
+def read_in_batches(both: Both, found: list[list[Attempt]], data: st.DataObject) -> None:
+    """Process the logs to their ends, in batches of any size and in any order of partitions."""
+    while True:
+        start = {at: both.memory.run.start.get(TopicPartition("screws", at), 0) for at in range(3)}
+        left = [range(start[partition], len(log)) for partition, log in enumerate(found)]
+        if not any(left):
+            return
+        batch = []
+        for partition in data.draw(st.permutations(range(len(found)))):
+            size = data.draw(st.integers(0, len(left[partition])))
+            batch += [found[partition][offset].record(offset) for offset in left[partition][:size]]
+        both.process(batch)
+
+
 @settings(max_examples=60, deadline=None)
 @given(window=WINDOWS, found=logs(), data=st.data())
 def test_both_paths_remove_the_windows_that_all_partitions_have_passed(
@@ -35,16 +49,7 @@ def test_both_paths_remove_the_windows_that_all_partitions_have_passed(
     runner = both.memory
     for run in (runner.run, both.run):  # a partition that is not read yet holds all windows open
         run.start_at("screws", TOPIC_ID, dict.fromkeys(range(len(found)), 0))
-    while True:
-        start = {partition: runner.run.start.get(TopicPartition("screws", partition), 0) for partition in range(3)}
-        left = [range(start[partition], len(log)) for partition, log in enumerate(found)]
-        if not any(left):
-            break
-        batch = []
-        for partition in data.draw(st.permutations(range(len(found)))):
-            size = data.draw(st.integers(0, len(left[partition])))
-            batch += [found[partition][offset].record(offset) for offset in left[partition][:size]]
-        both.process(batch)
+    read_in_batches(both, found, data)
     held: dict[bytes, set[Attempt]] = {}
     for log in found:
         held |= wanted(log, window)[0]
@@ -129,16 +134,7 @@ def test_states_expire_by_the_logs_alone_on_both_paths(
     runner = both.memory
     for run in (runner.run, both.run):
         run.start_at("screws", TOPIC_ID, dict.fromkeys(range(len(found)), 0))
-    while True:
-        start = {partition: runner.run.start.get(TopicPartition("screws", partition), 0) for partition in range(3)}
-        left = [range(start[partition], len(log)) for partition, log in enumerate(found)]
-        if not any(left):
-            break
-        batch = []
-        for partition in data.draw(st.permutations(range(len(found)))):
-            size = data.draw(st.integers(0, len(left[partition])))
-            batch += [found[partition][offset].record(offset) for offset in left[partition][:size]]
-        both.process(batch)
+    read_in_batches(both, found, data)
     held: dict[bytes, tuple[set[Attempt], int]] = {}
     verdicts: Counter[str] = Counter()
     for log in found:

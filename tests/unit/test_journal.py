@@ -16,7 +16,7 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.engine import journal as module
-from aggregations.engine.journal import Dropped, Entry, decode_entry, encode_entry, entry_of, offsets_of, runs_of
+from aggregations.engine.journal import Dropped, Entry, Listed, decode_entry, encode_entry, entry_of, runs_of
 from aggregations.engine.ranges import Range
 from envelope import TopicPartition, Verdict
 from jobs.explaining import journal
@@ -36,7 +36,7 @@ def ints(*numbers: int) -> Any:
 
 @given(st.sets(st.integers(0, 2**62), max_size=20) | st.sets(st.integers(0, 30)))
 def test_runs_hold_the_offsets_that_they_were_made_of_and_no_other(offsets: set[int]) -> None:
-    listed = offsets_of(runs_of(ints(*sorted(offsets))))
+    listed = Listed(runs_of(ints(*sorted(offsets))))
     assert [one for run in listed for one in run] == sorted(offsets)
     assert all(one in listed for one in offsets)
     assert not any(one + 1 in listed for one in offsets if one + 1 not in offsets)
