@@ -1,14 +1,14 @@
 """Events a second of the engine, on Spark or in one process, and what they cost.
 
     python benchmarks/engine.py [--events 2000000] [--keys 10000] [--resent 0.05] [--store sqlite|redis|URL]
-        [--fold fields|python] [--runner spark|local ...] [--master MASTER] [--json]
+        [--fold fields|python] [--runner spark|local ...] [--master MASTER ...] [--rounds 1] [--json]
 
 A topic of four partitions is filled with envelopes of one republish hop, part of them re-sent at new offsets. The
 engine reads it with a flow of one stage, keyed as the topic is. Every batch but the first is warm. The sum of what was
 folded must be the number of unique inputs. With `redis` a server of its own is started and its CPU counted. Memory is
 the most that each process ever had resident. With a master such as `local-cluster[2,1,1024]`, executors are processes
-of their own, and the store must be Redis. With several runners each reads the topic in turn, into states of its own; the
-driver of `local` is its only process.
+of their own, and the store must be Redis. With several runners, masters or rounds each reads the topic in turn, into
+states of its own; the driver of `local` is its only process.
 """
 
 import argparse
@@ -94,15 +94,13 @@ def main():
     parser.add_argument("--store", default="sqlite", help="sqlite, redis, or a URL")
     parser.add_argument("--fold", choices=FOLDS, default="fields", help="built-in fields, or a class in Python")
     parser.add_argument("--runner", choices=["spark", "local"], nargs="+", default=["spark"])
-    parser.add_argument("--master", help="Spark's master; a local one if not given")
+    parser.add_argument("--master", nargs="+", default=[None], help="Spark's masters; a local one if not given")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of all runners and masters")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     say = (lambda *words: None) if args.json else print
     conf = {"spark.driver.memory": "2g"}
-    with (
-        stack.ephemeral(kafka=True, redis=args.store == "redis", heap_mb=1024) as servers,
-        session("bench", master=args.master, conf=conf) if "spark" in args.runner else nullcontext(),
-    ):
+    with stack.ephemeral(kafka=True, redis=args.store == "redis", heap_mb=1024) as servers:
         settings = KafkaSettings(servers.kafka)
         pids = {one.name: one.pid for one in servers.servers}
         topic = f"bench-{uuid.uuid4().hex[:8]}"
@@ -116,16 +114,20 @@ def main():
             "redis": servers.redis if servers.find("redis") else "",
         }
         url = own.get(args.store, args.store)
-        for runner in args.runner:
-            result = measure(runner, args, settings, pids, topic, url, conf) | {"unique": unique}
+        runs = [("local", None)] * ("local" in args.runner) + [
+            ("spark", one) for one in args.master if "spark" in args.runner
+        ]
+        for number, (runner, master) in enumerate(runs * args.rounds):
+            with session("bench", master=master, conf=conf) if runner == "spark" else nullcontext():
+                flow = flow_of(topic, args.fold, f"bench-{number}")
+                on_spark = {"master": master, "conf": conf} if runner == "spark" else {}
+                result = measure(flow, runner, args, settings, pids, url, on_spark) | {"unique": unique}
             assert result["folded"] == unique, f"folded {result['folded']}, unique {unique}"
-            print(json.dumps(result) if args.json else json.dumps(result, indent=2))
+            print(json.dumps(result) if args.json else json.dumps(result, indent=2), flush=True)
 
 
-def measure(runner, args, settings, pids, topic, url, conf):
+def measure(flow, runner, args, settings, pids, url, on_spark):
     """Run the flow on one runner; return its figures."""
-    flow = flow_of(topic, args.fold, f"bench-{runner}")
-    on_spark = {"master": args.master, "conf": conf} if runner == "spark" else {}
     marks = [(time.perf_counter(), spent(pids), 0)]
 
     def note(report):
@@ -135,7 +137,7 @@ def measure(runner, args, settings, pids, topic, url, conf):
         flow,
         kafka=settings,
         stores=bind(flow, {}, url),
-        dead_letters=f"{topic}.dlq",
+        dead_letters=f"{flow.inputs[0].topic.name}.dlq",
         until_caught_up=True,
         max_records=args.batch,
         progress=note,
@@ -152,6 +154,7 @@ def measure(runner, args, settings, pids, topic, url, conf):
     cost = {part: round(statistics.mean(one[part] for one in costs), 2) for part in costs[0]}
     return {
         "runner": runner,
+        "master": on_spark.get("master"),
         "events": args.events,
         "folded": folded,
         "verdicts": dict(report.verdicts["aircraft"]),
