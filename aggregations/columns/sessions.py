@@ -4,9 +4,10 @@ Rows are put into sessions in the order in which they are folded, as `aggregatio
 that become one are left to it: a key with such a row is unfit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -16,11 +17,13 @@ from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.fold import Folded
 from aggregations.columns.record_text import WHOLE, Values
 from aggregations.columns.records import States, StoredStates, Texts
-from aggregations.definition.sessions import MOST_SESSIONS, near
+from aggregations.definition.sessions import MOST_SESSIONS, SessionWindow, near, remaining
 
 _SESSIONS: Final = msgspec.json.Decoder(list[tuple[int, int, msgspec.Raw]])
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _NULL: Final = b"null"
+NO_DUES: Final[Mapping[int, int]] = MappingProxyType({})
+"""No due times."""
 
 
 @dataclass(slots=True)
@@ -41,6 +44,11 @@ class Groups:
         """Rows and codes, without some rows."""
         return self.rows[kept], self.codes[kept]
 
+    @property
+    def dues(self) -> Mapping[int, int]:
+        """Due time of the states after the batch, by key, where the batch determines it."""
+        return NO_DUES
+
     def of_keys(self, folded: Folded) -> Folded:
         """The states after the batch by key."""
         return folded
@@ -50,7 +58,8 @@ class SessionGroups(Groups):
     """Accepted rows by session.
 
     Args:
-        gap_us: Gap of the sessions, in microseconds.
+        window: The sessions of the stage.
+        removed: Due time up to which sessions have left, in seconds since 1970; None if none has.
         rows: The rows, those of one key together and in the order in which they are folded.
         keys: Key of each.
         times: Event time of each, in microseconds.
@@ -59,11 +68,12 @@ class SessionGroups(Groups):
         kinds: Kind of each member's value, or of the state.
     """
 
-    __slots__ = ("_fields", "_held", "_kinds", "_unfit")
+    __slots__ = ("_fields", "_held", "_kinds", "_unfit", "_window")
 
     def __init__(
         self,
-        gap_us: int,
+        window: SessionWindow,
+        removed: int | None,
         rows: Ints,
         keys: Ints,
         times: Ints,
@@ -71,7 +81,7 @@ class SessionGroups(Groups):
         fields: Sequence[str] | None,
         kinds: Sequence[int],
     ) -> None:
-        self._fields, self._kinds = fields, kinds
+        self._fields, self._kinds, self._window = fields, kinds, window
         self._unfit: Mask = np.zeros(len(stored.exists), np.bool_)
         self._held: dict[int, list[_Session]] = {}
         before: list[bytes | None] = []
@@ -79,8 +89,8 @@ class SessionGroups(Groups):
         bounds = [*np.flatnonzero(np.diff(keys, prepend=-1)).tolist(), len(keys)]
         for first, last in pairwise(bounds):
             key = int(keys[first])
-            sessions = _sessions_of(stored, key)
-            found = list(_joined(sessions, times[first:last].tolist(), gap_us, before))
+            sessions = remaining(_sessions_of(stored, key), removed)
+            found = list(_joined(sessions, times[first:last].tolist(), window.gap_us, before))
             if len(found) == last - first:
                 numbers[first:last] = found
                 self._held[key] = sessions
@@ -91,6 +101,10 @@ class SessionGroups(Groups):
         super().__init__(rows[order], numbers[order], states)
         for key, sessions in self._held.items():
             self._unfit[key] |= any(states.unfit[one.number] for one in sessions if one.number >= 0)
+
+    @property
+    def dues(self) -> Mapping[int, int]:
+        return {key: self._window.due(sessions[-1].end) for key, sessions in self._held.items()}
 
     def of_keys(self, folded: Folded) -> Folded:
         """The states after the batch by key: all their sessions."""

@@ -86,7 +86,8 @@ def enter_windows(
     keys = keys if kept.all() else keys.filter(pl.Series(kept))
     times: Ints = stepped.frame.get_column(schema.TIME).to_numpy()
     if isinstance(window, SessionWindow):
-        return InWindows(keys, keys, _reached(stepped.frame, times + (window.gap + window.lateness) * MICROS + 1))
+        late = _reached(stepped.frame, times + (window.gap + window.lateness) * MICROS + 1)
+        return InWindows(keys, keys, late if removed is None else late | pl.Series(times < removed * MICROS))
     starts = times // MICROS // window.slide * window.slide
     if window.each > 1:
         rows = np.repeat(np.arange(len(times)), window.each)

@@ -138,6 +138,11 @@ class Aggregate:
         return self.window if self.window is not None else self.expiry
 
     @property
+    def renewed(self) -> SessionWindow | Expiry | None:
+        """Whose due times each event puts off; None if a state has the due time with which it was created, or none."""
+        return self.expiry if self.sessions is None else self.sessions
+
+    @property
     def makes(self) -> bool:
         """Whether a function makes the values that it passes on."""
         return self.emit is not None and not isinstance(self.emit, Emit)

@@ -11,17 +11,30 @@ from aggregations.definition.arguments import check_type, located
 from aggregations.definition.fields import Fields
 from aggregations.definition.folds import check_state
 from aggregations.definition.times import MICROS
-from aggregations.definition.windows import Late, Window, WindowKey, check_zone, duration, late_policy, length_text
+from aggregations.definition.windows import (
+    RETENTION,
+    Late,
+    Window,
+    WindowKey,
+    after_the_end,
+    check_zone,
+    duration,
+    length_text,
+)
 from aggregations.errors import FlowError
 from envelope import EnvelopeError
 
 MOST_SESSIONS: Final = 1_000
 """Sessions that the state of one key holds: all of them are read and written with it."""
-TOO_MANY: Final = f"its key has {MOST_SESSIONS:,} sessions, the most that a state holds; use a longer gap"
+TOO_MANY: Final = (
+    f"its key has {MOST_SESSIONS:,} sessions, the most that a state holds; use a longer gap or a shorter retention"
+)
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SPAN: Final = re.compile(rb"@([0-9T:.-]{19,26}Z)/([0-9T:.-]{19,26}Z)\Z")
 _MEMBERS: Final = 3
+_STEPS: Final = 16
+"""Sessions leave at most this part of their time after they are due: a removal for every second would be too many."""
 
 Sessions: TypeAlias = list[Any]
 """The state of a key: `[start, end, state of the fold]` for each session, in microseconds since 1970, in order of time."""
@@ -37,11 +50,14 @@ class SessionWindow:
         gap: Longest time between two consecutive elements of a session, in seconds.
         lateness: How much later than the gap an element may come, in seconds of event time.
         late: What happens to an element that comes too late.
+        retention: How long a session stays in the state after no element can change it any more, in seconds of event
+            time.
     """
 
     gap: int
     lateness: int = 0
     late: Late = Late.DROP
+    retention: int = RETENTION
     each: ClassVar[int] = 1
 
     @property
@@ -51,7 +67,7 @@ class SessionWindow:
 
     @property
     def definition(self) -> str:
-        """Canonical text of what determines the states: all but what happens to late elements."""
+        """Canonical text of what determines the states: all but what becomes of late elements and of old sessions."""
         return f"session {self.gap} {self.lateness}"
 
     def closes_us(self, time_us: int) -> int:
@@ -63,6 +79,53 @@ class SessionWindow:
             time_us: Time of the element, in microseconds since 1970.
         """
         return time_us + (self.gap + self.lateness) * MICROS + 1
+
+    @property
+    def stays(self) -> int:
+        """How far the closing watermark passes the end of a session before it leaves, in seconds.
+
+        An element that is not too late is at most the gap and the lateness behind it, and joins no session that ended
+        more than the gap before.
+        """
+        return 2 * self.gap + self.lateness + self.retention
+
+    @staticmethod
+    def due(time_us: int) -> int:
+        """The due time of a session that ends then, in seconds since 1970: the first second after its last element."""
+        return time_us // MICROS + 1
+
+    def due_until(self, closing_us: int) -> int:
+        """The latest due time of a session that leaves.
+
+        Args:
+            closing_us: The closing watermark, in microseconds since 1970.
+
+        Returns:
+            Seconds since 1970. It rises in steps.
+        """
+        step = max(self.stays // _STEPS, 1)
+        return (closing_us // MICROS - self.stays) // step * step
+
+    @staticmethod
+    def is_removed(time_us: int, removed: int | None) -> bool:
+        """Whether an element with this time may belong to a session that has left.
+
+        Args:
+            time_us: Its event time, in microseconds since 1970.
+            removed: Due time up to which sessions have left, in seconds since 1970; None if none has.
+        """
+        return removed is not None and time_us < removed * MICROS
+
+    def kept(self, sessions: Sequence[Any], reached_us: int | None) -> int:
+        """The number of sessions that the log of one partition leaves in the state.
+
+        Args:
+            sessions: Lists that begin with the first and last time of a session, in order of time.
+            reached_us: The latest event time in that log, in microseconds since 1970; None if there is none.
+        """
+        if reached_us is None:
+            return len(sessions)
+        return len(sessions) - bisect_left(sessions, reached_us - self.stays * MICROS, key=_end)
 
     @staticmethod
     def stage_key(key: bytes) -> bytes:
@@ -111,10 +174,11 @@ class SessionWindow:
 
     def __str__(self) -> str:
         late = f", {length_text(self.lateness)} late" if self.lateness else ""
-        return f"session {length_text(self.gap)}{late}"
+        kept = "" if self.retention == RETENTION else f", kept for {length_text(self.retention)}"
+        return f"session {length_text(self.gap)}{late}{kept}"
 
 
-def session(gap: str, *, lateness: str = "0s", late: str = Late.DROP) -> SessionWindow:
+def session(gap: str, *, lateness: str = "0s", late: str = Late.DROP, retention: str = "1d") -> SessionWindow:
     """Windows of activity: elements of a key belong to one session as long as no two neighbours are more than `gap` apart.
 
     An element that is at most `gap` away from two sessions makes them one: their states are merged.
@@ -125,12 +189,13 @@ def session(gap: str, *, lateness: str = "0s", late: str = Late.DROP) -> Session
         lateness: An element comes too late if its partition has an event time before it that is more than the gap plus
             the lateness ahead.
         late: What happens to such an element: `drop` or `dead_letter`. Both are counted.
+        retention: How long a session stays in the state after no element can change it any more, in event time.
 
     Raises:
         FlowError: A length is zero, negative or not a length, or `late` is unknown.
     """
     with located("session()"):
-        return SessionWindow(duration("gap", gap), duration("lateness=", lateness, least=0), late_policy(late))
+        return SessionWindow(duration("gap", gap), *after_the_end(lateness, late, retention))
 
 
 def check_window(window: object, fold: Any) -> None:
@@ -177,6 +242,18 @@ def near(sessions: Sequence[Any], time_us: int, gap_us: int) -> slice:
     while last < len(sessions) and sessions[last][0] - gap_us <= time_us:
         last += 1
     return slice(first, last)
+
+
+def remaining(sessions: Sessions, removed: int | None) -> Sessions:
+    """The sessions of a key without those that have left.
+
+    Args:
+        sessions: Its sessions, in order of time.
+        removed: Due time up to which sessions have left, in seconds since 1970; None if none has.
+    """
+    if removed is None:
+        return sessions
+    return sessions[bisect_left(sessions, removed * MICROS, key=_end) :]
 
 
 def are_sessions(state: Any) -> bool:

@@ -18,7 +18,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LONGEST: Final = 3_650 * 86_400
 """Ten years: with `aggregations.definition.times.EARLIEST_US` every start and end has a year of four digits."""
 _DURATION: Final = re.compile(r"([0-9]{1,9})(s|m|h|d)", re.ASCII)
-_RETENTION: Final = 86_400
+RETENTION: Final = 86_400
 """Seconds: the default of `retention=`, a day."""
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _START: Final = re.compile(rb"@([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z)\Z")
@@ -74,7 +74,7 @@ class Window:
     slide: int
     lateness: int = 0
     late: Late = Late.DROP
-    retention: int = _RETENTION
+    retention: int = RETENTION
 
     @property
     def each(self) -> int:
@@ -170,7 +170,7 @@ class Window:
         name = "tumbling" if self.slide == self.size else "hopping"
         slide = "" if self.slide == self.size else f" every {length_text(self.slide)}"
         late = f", {length_text(self.lateness)} late" if self.lateness else ""
-        kept = "" if self.retention == _RETENTION else f", kept for {length_text(self.retention)}"
+        kept = "" if self.retention == RETENTION else f", kept for {length_text(self.retention)}"
         return f"{name} {length_text(self.size)}{slide}{late}{kept}"
 
 
@@ -189,7 +189,7 @@ def tumbling(size: str, *, lateness: str = "0s", late: str = Late.DROP, retentio
     """
     with located("tumbling()"):
         seconds = duration("size", size)
-        return Window(seconds, seconds, *_after_the_end(lateness, late, retention))
+        return Window(seconds, seconds, *after_the_end(lateness, late, retention))
 
 
 def hopping(size: str, slide: str, *, lateness: str = "0s", late: str = Late.DROP, retention: str = "1d") -> Window:
@@ -213,7 +213,7 @@ def hopping(size: str, slide: str, *, lateness: str = "0s", late: str = Late.DRO
             raise FlowError(
                 f"an element would belong to {seconds // step} windows; the limit is {MOST_WINDOWS}: use a longer slide"
             )
-        return Window(seconds, step, *_after_the_end(lateness, late, retention))
+        return Window(seconds, step, *after_the_end(lateness, late, retention))
 
 
 def check_zone(time: datetime) -> None:
@@ -260,7 +260,12 @@ def start_bytes(start: int) -> bytes:
     return f"@{_iso(_EPOCH + timedelta(seconds=start))}".encode()
 
 
-def _after_the_end(lateness: str, late: str, retention: str) -> tuple[int, Late, int]:
+def after_the_end(lateness: str, late: str, retention: str) -> tuple[int, Late, int]:
+    """Read the arguments `lateness=`, `late=` and `retention=`.
+
+    Raises:
+        FlowError: A length is negative or not a length, or `late` is unknown.
+    """
     return duration("lateness=", lateness, least=0), late_policy(late), duration("retention=", retention, least=0)
 
 

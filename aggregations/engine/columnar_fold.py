@@ -26,7 +26,7 @@ from aggregations.columns.made import made_inputs
 from aggregations.columns.order import positions_of
 from aggregations.columns.record_text import TEXT, Form
 from aggregations.columns.records import StoredStates, encoded, form_of
-from aggregations.columns.sessions import Groups, SessionGroups
+from aggregations.columns.sessions import NO_DUES, Groups, SessionGroups
 from aggregations.columns.signature import Lane, lanes_of
 from aggregations.columns.steps import numbered
 from aggregations.columns.values import with_values
@@ -151,7 +151,7 @@ class ColumnarFold:
         elif apart.any():
             self._one_by_one(apart)
         count_verdicts(self.work, self.stage.name, self.rows, judged.verdicts, ~judged.fold, ~apart[self.codes])
-        self._write(form, names, judged, folded, apart)
+        self._write(form, names, judged, folded, apart, groups.dues)
         return self
 
     def _input(self) -> "_Input":
@@ -188,7 +188,8 @@ class ColumnarFold:
         if self.aggregate.sessions is None:
             return Groups(rows, self.codes[rows], before)
         times = self.frame.get_column(schema.TIME).to_numpy()[rows]
-        return SessionGroups(self.aggregate.sessions.gap_us, rows, self.codes[rows], times, before, members, kinds)
+        removed = self.work.job.removed.get(self.stage.name)
+        return SessionGroups(self.aggregate.sessions, removed, rows, self.codes[rows], times, before, members, kinds)
 
     def _folded(
         self, fields: Fields, kinds: Sequence[int], inputs: pl.DataFrame, entering: "_Input", groups: Groups
@@ -233,15 +234,23 @@ class ColumnarFold:
         elements = self.work.elements(self.frame[groups.rows], self.rows.signatures, self.rows.values)
         return fold_elements(fold, elements, groups.codes, groups.states)
 
-    def _write(self, form: Form, names: LaneNames, judged: Judged, folded: Folded, apart: Mask) -> None:
-        """Encode the changed states, except those that are folded one by one."""
+    def _write(
+        self,
+        form: Form,
+        names: LaneNames,
+        judged: Judged,
+        folded: Folded,
+        apart: Mask,
+        dues: Mapping[int, int] = NO_DUES,
+    ) -> None:
+        """Encode the changed states, except those that are folded one by one; `dues` has their due times by code."""
         fit = np.flatnonzero(~apart[judged.changed])
         changed = judged.changed[fit]
         values = folded.values.of_keys(judged.changed)
         records = encoded(form, names, judged.lanes, fit, values, folded.texts)
         keys = [self.keys[code] for code in changed.tolist()]
         versions = [one.version if one else 0 for one in map(self.stored.get, keys)]
-        writes = list(map(Write, keys, versions, records))
+        writes = list(map(Write, keys, versions, records, map(dues.get, changed.tolist())))
         self.writes += writes
         if self.stage.snapshots:
             self.states |= {write.key: self._state(write) for write in writes}
@@ -265,7 +274,7 @@ class ColumnarFold:
                 break
             apart |= failed
         self.states.update(outcome.states)
-        self.writes += writes_of(outcome.states, self.stage.definition, self.aggregate.expiry)
+        self.writes += writes_of(outcome.states, self.stage.definition, self.aggregate.renewed)
         counts = self.work.report.counts
         counts.verdicts.setdefault(self.stage.name, Counter()).update(outcome.verdicts)
         counts.retired += outcome.retired
@@ -306,6 +315,7 @@ class ColumnarFold:
             replays=job.replays,
             types=self.types,
             holes=not self.stage.looks_up,
+            removed=job.removed.get(self.stage.name),
         )
 
     def onward(self) -> Rows:

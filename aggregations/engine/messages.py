@@ -66,7 +66,7 @@ class MessagePath:
             if job.journaled:
                 work.report.dropped.decided(stage.name, outcome.decided)
             work.outputs += job.snapshots_of(stage, outcome.states)
-            writes = writes_of(outcome.states, stage.definition, stage.aggregate.expiry)
+            writes = writes_of(outcome.states, stage.definition, stage.aggregate.renewed)
             passed_on = loop.onward(stage, outcome)
             if stage.index + 1 < len(job.flow.stages):
                 return writes, loop.enter(job.flow.stages[stage.index + 1], passed_on)

@@ -58,7 +58,9 @@ def fold_one(stage: Aggregate, state: Any, arrival: Arrival, types: Schema) -> t
     if stage.sessions is None:
         return _fold_into(stage, state, arrival, types)
     time_us = time_of(arrival.element)
-    return fold_in_session(stage, state, time_us, lambda before: _fold_into(stage, before, arrival, types))
+    return fold_in_session(
+        stage, state, time_us, arrival.reached_us, lambda before: _fold_into(stage, before, arrival, types)
+    )
 
 
 def _fold_into(stage: Aggregate, before: Any, arrival: Arrival, types: Schema) -> tuple[Any, tuple[Element[Any], ...]]:

@@ -230,6 +230,7 @@ class MessageLoop:
             replays=self.replays,
             types=emitted_types(stage),
             holes=not stage.looks_up,
+            removed=self.removed.get(stage.name),
         )
 
     def onward(self, stage: Stage, outcome: StageOutcome) -> Applied:

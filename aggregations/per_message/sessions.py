@@ -11,7 +11,11 @@ T = TypeVar("T")
 
 
 def fold_in_session(
-    stage: Aggregate, sessions: Sessions, time_us: int, fold: Callable[[Any], tuple[Any, T]]
+    stage: Aggregate,
+    sessions: Sessions,
+    time_us: int,
+    reached_us: int | None,
+    fold: Callable[[Any], tuple[Any, T]],
 ) -> tuple[Sessions, T]:
     """Fold an element into its session. Sessions that it connects become one.
 
@@ -19,6 +23,7 @@ def fold_in_session(
         stage: The stage.
         sessions: Its sessions of the key; the list is changed if the element can be folded.
         time_us: Time of the element.
+        reached_us: The latest event time of its partition's log up to it. Sessions that this log lets leave do not count.
         fold: Given the state of the session before the element, returns the one after it and what the stage passes on.
 
     Raises:
@@ -27,7 +32,7 @@ def fold_in_session(
     assert stage.sessions is not None
     place = near(sessions, time_us, stage.sessions.gap_us)
     joined = sessions[place]
-    if not joined and len(sessions) >= MOST_SESSIONS:
+    if not joined and stage.sessions.kept(sessions, reached_us) >= MOST_SESSIONS:
         raise EnvelopeError(Reason.TOO_MANY_SESSIONS, TOO_MANY)
     state, emitted = fold(_merged(stage, joined))
     start, end = (min(time_us, joined[0][0]), max(time_us, joined[-1][1])) if joined else (time_us, time_us)

@@ -10,6 +10,7 @@ from aggregations.definition.emit import Emit
 from aggregations.definition.flow import Aggregate
 from aggregations.definition.inputs import SiblingPolicy, siblings_of
 from aggregations.definition.schemas import Schema
+from aggregations.definition.sessions import remaining
 from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.closed import has_expired, judge_closed, reason_of, taken_by
@@ -38,7 +39,7 @@ class KeyState:
         histories: Positions that it holds.
         version: Version that was loaded; 0 when the store had none.
         time_us: Latest event time that was folded, in microseconds since 1970, in a stage whose states expire.
-        hole_us: Latest event time of a hole in such a stage.
+        hole_us: Latest event time of a hole in such a stage, or in one with sessions.
     """
 
     fold: Any = None
@@ -153,6 +154,7 @@ def fold_stage(
     replays: bool = False,
     types: Schema = None,
     holes: bool = True,
+    removed: int | None = None,
 ) -> StageOutcome:
     """Judge and fold one batch.
 
@@ -170,6 +172,7 @@ def fold_stage(
         replays: A crashed run may have folded the next messages; see `Histories.folding`.
         types: See `aggregations.per_message.emitting.emitted_types`.
         holes: A failed element leaves a hole under its key. Not where the key may be another one when it is redriven.
+        removed: Due time up to which states of the stage, and sessions in them, have left, in seconds since 1970.
 
     Raises:
         GrowthFullError: A key has more positions than a state remembers while the topic grows.
@@ -195,7 +198,7 @@ def fold_stage(
         again = key in results
         before = loaded.get(key, KeyState())
         result = _fold_key(
-            stage, before, arrivals, rows, batch, siblings, types, careful=again, evict=evict, replays=replays
+            stage, before, arrivals, rows, batch, siblings, types, removed, careful=again, evict=evict, replays=replays
         )
         results[key] = result
         for i, cause in result.failures:
@@ -238,6 +241,7 @@ def _fold_key(
     batch: int,
     siblings: SiblingPolicy,
     types: Schema,
+    removed: int | None,
     *,
     careful: bool,
     evict: bool,
@@ -250,6 +254,8 @@ def _fold_key(
     decided = before.histories.judge(standings, policies)
     # The fold may change its state in place, and a key may be folded again.
     state = copied(before.fold if before.folded else stage.zero())
+    if stage.sessions is not None:
+        state = remaining(state, removed)
     result = _Folded()
     folded: list[Standing] = []
     room, time_us = Room(before.histories), before.time_us
@@ -369,7 +375,7 @@ def _outcome(
             state = states.get(key, before)
             try:
                 states[key] = replace(state, histories=state.histories.leaving_hole(standing))
-                if stage.expiry is not None:
+                if stage.renewed is not None:
                     states[key] = replace(states[key], hole_us=latest(state.hole_us, arrivals[i].time_us))
             except HolesFullError as error:
                 raise HolesFullError(

@@ -120,7 +120,8 @@ def enter_windows(
         assert element.time_us is not None
         if isinstance(window, SessionWindow):
             elements.append(element)
-            found.append(InWindow(key, key, _reached(element, window.closes_us(element.time_us))))
+            closed = _reached(element, window.closes_us(element.time_us)) or window.is_removed(element.time_us, removed)
+            found.append(InWindow(key, key, closed))
             continue
         for n, start in enumerate(window.starts(element.time_us)):
             elements.append(element if window.each == 1 else element.nth(n, element.value))

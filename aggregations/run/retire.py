@@ -2,7 +2,8 @@
 
 A window leaves when the closing watermark (`aggregations.run.closing`) has passed its end, its lateness and its
 retention: its state and the positions that it holds, together. The stores find such states by their due time, which each
-state is given when it is created.
+state is given when it is created. The due time of a state with sessions is that of its last session, or of a later hole:
+each write puts it off. Older sessions leave the state when it is next written.
 
 It happens strictly after the manifest with this watermark is in every store, so whatever a crash leaves half-removed is
 removed by the next run. Each bucket of a store keeps the time up to which its states were removed, in the same atomic
@@ -15,7 +16,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aggregations.definition.expiry import Expiry
 from aggregations.definition.flow import Flow, Stage
 from aggregations.definition.windows import Window
 from aggregations.errors import FlowError
@@ -88,8 +88,10 @@ class Retirement:
         batch = run.manifest.batch
         for stage in run.flow.stages:
             times, store = stage.aggregate.times, run.stores[stage.name]
-            if not isinstance(times, Window | Expiry) or not store.capabilities.marked:
+            if times is None or not store.capabilities.marked:
                 continue
+            if stage.aggregate.renewed is not None and not store.capabilities.conditional:
+                continue  # a state that begins anew could be lost
             until = times.due_until(closing_us)
             until = max(until, self.removed.get(stage.name, until))
             if stage.name in self._everywhere and self._everywhere[stage.name] >= until:

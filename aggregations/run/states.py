@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from aggregations.definition.expiry import Expiry
 from aggregations.definition.flow import Stage
+from aggregations.definition.sessions import SessionWindow
 from aggregations.errors import DefinitionChangedError
 from aggregations.per_message.stage import KeyState
 from aggregations.per_message.times import latest
@@ -74,7 +75,7 @@ def save_states(run: Run, stage: Stage, states: Mapping[bytes, KeyState]) -> Non
     """
     marks = run.stores[stage.name].save(
         run.stage_ref(stage),
-        with_dues(stage, writes_of(states, stage.definition, stage.aggregate.expiry)),
+        with_dues(stage, writes_of(states, stage.definition, stage.aggregate.renewed)),
         epoch=run.epoch,
         batch=run.batch,
         known=run.known.of(stage.name),
@@ -83,12 +84,15 @@ def save_states(run: Run, stage: Stage, states: Mapping[bytes, KeyState]) -> Non
     run.known.note(stage.name, marks)
 
 
-def writes_of(states: Mapping[bytes, KeyState], definition: str, expiry: Expiry | None = None) -> list[Write]:
-    """The conditional writes of changed states."""
+def writes_of(
+    states: Mapping[bytes, KeyState], definition: str, renewed: SessionWindow | Expiry | None = None
+) -> list[Write]:
+    """The conditional writes of changed states; see `Aggregate.renewed`."""
 
     def due(state: KeyState) -> int | None:
-        time_us = latest(state.time_us, state.hole_us)
-        return None if expiry is None or time_us is None else expiry.due(time_us)
+        ends_us = state.fold[-1][1] if isinstance(renewed, SessionWindow) and state.fold else state.time_us
+        time_us = latest(ends_us, state.hole_us)
+        return None if renewed is None or time_us is None else renewed.due(time_us)
 
     return [
         Write(
