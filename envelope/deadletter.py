@@ -5,7 +5,7 @@
 | `hw-dlq-topic`, `hw-dlq-partition`, `hw-dlq-offset` | coordinates of the record |
 | `hw-dlq-topic-id` | Kafka's id of its topic, when known |
 | `hw-dlq-lineage` | `topic:partition:offset -> ...` from the root to the record |
-| `hw-dlq-stage` | stage that could not use it, or that it was bound for; absent when a republisher rejected it |
+| `hw-dlq-stage` | stage that could not use it, or that it was bound for; of a republisher, its filter if that rejected it |
 | `hw-dlq-reason` | reason code |
 | `hw-dlq-detail` | what was wrong, without any value of the record |
 | `hw-dlq-error` | name of the type of the exception that user code raised |

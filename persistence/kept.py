@@ -20,6 +20,7 @@ from persistence.registry import open_store
 from persistence.seal import DamagedError, seal, unseal
 
 SCHEMA: Final = 1
+_SHARED_EPOCH: Final = 1
 
 
 class _Record(msgspec.Struct, omit_defaults=True, gc=False):
@@ -103,26 +104,43 @@ def merged_topic_ids(known: Mapping[str, str], records: Iterable[Any], ref: Flow
 class KeptValues:
     """The values of one owner in a store: fenced by an epoch, and written conditionally.
 
-    A new owner of the same name fences the one before it: whatever that one still writes is refused.
+    A new owner of the same name fences the one before it: whatever that one still writes is refused. Owners that share
+    a name run at the same time, each with values of its own, and `claim` fences the owner of single values.
 
     Args:
         store: A store, or its URL.
         name: Name of the owner: the values' flow and stage in the store.
         kind: What the values are; values of another kind are refused.
         generation: Another generation begins without values.
+        stage: Name of the values; that of the owner when empty.
+        shared: Whether other owners of this name may run at the same time.
 
     Attributes:
-        manifest: Progress as of the last `save_manifest`; None before the first.
+        manifest: Progress as of the last `save_manifest`; None before the first, and for owners that share a name.
     """
 
-    def __init__(self, store: StateStore | str, name: str, kind: str, *, generation: int = 1) -> None:
+    def __init__(
+        self,
+        store: StateStore | str,
+        name: str,
+        kind: str,
+        *,
+        generation: int = 1,
+        stage: str = "",
+        shared: bool = False,
+    ) -> None:
         self.store = open_store(store) if isinstance(store, str) else store
         self.ref = FlowRef(name, generation)
-        self.stage = self.ref.stage(name)
+        self.stage = self.ref.stage(stage or name)
         self.kind = kind
-        self.epoch = self.store.acquire_epoch(self.ref)
-        self.manifest = self.store.load_manifest(self.ref)
-        self._known = KnownMarks(self.ref, [name])
+        self.manifest: Manifest | None = None
+        if shared:
+            self.epoch = _SHARED_EPOCH
+            self.store.install_epoch(self.ref, self.epoch)
+        else:
+            self.epoch = self.store.acquire_epoch(self.ref)
+            self.manifest = self.store.load_manifest(self.ref)
+        self._known = KnownMarks(self.ref, [self.stage.stage])
 
     @property
     def batch(self) -> int:
@@ -149,6 +167,17 @@ class KeptValues:
             else Kept()
             for key in wanted
         }
+
+    def claim(self, keys: Iterable[bytes]) -> dict[bytes, Kept]:
+        """Take values over, and return them: an owner that has loaded one of them before can no longer write it.
+
+        Raises:
+            Conflict: Another owner took some of them over at the same moment; a retry is safe.
+            StoreError: The store failed.
+        """
+        found = self.load(keys)
+        self.save(found)
+        return found
 
     def scan(self) -> Iterator[tuple[bytes, Kept]]:
         """Every value."""

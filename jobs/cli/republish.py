@@ -1,4 +1,4 @@
-"""`headwater republish`: a stateless service between topics."""
+"""`headwater republish`: a service between topics."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,6 +86,27 @@ def republish(
             callback=filled,
         ),
     ] = None,
+    deduplicate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="A filter that drops duplicates before the transform, such as `ids = SequenceFilter(from_value('id'))` in a "
+            "module of yours. It needs --store.",
+            show_default=False,
+        ),
+    ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Store of the filter's states, the same for all processes of the group.",
+            show_default=False,
+        ),
+    ] = None,
+    generation: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="Number of the set of the filter's states; another one begins empty."),
+    ] = 1,
     until_caught_up: Annotated[
         bool, typer.Option("--until-caught-up", help="Stop at the current ends of the partitions.")
     ] = False,
@@ -115,9 +136,9 @@ def republish(
 ) -> None:
     """Transform each record of a topic, and write the results.
 
-    Each result has one more hop in its chain. A republisher keeps no state: after a crash it sends uncommitted records
-    again, with the same chain and index, so that a flow recognises the copies. Ctrl-C or SIGTERM ends it after it has
-    committed the records in flight.
+    Each result has one more hop in its chain. Without a filter, a republisher keeps no state: after a crash it sends
+    uncommitted records again, with the same chain and index, so that a flow recognises the copies. Ctrl-C or SIGTERM ends
+    it after it has committed the records in flight.
 
     With --json it writes one line per commit, one per minute while it waits for a topic, one when the growth of a topic
     begins, changes or ends, and one, with `"done": true`, at the end.
@@ -166,12 +187,16 @@ def republish(
             topic_wait=patience,
             metadata_max_age=max_age,
             accept=accept or (),
+            deduplicate=load(deduplicate) if deduplicate else None,
+            store=store,
+            generation=generation,
         )
     if json:
         emit({"done": True, **done.as_dict()})
     else:
         dead = f", {sum(done.dead_lettered.values()):,} to {dead_letters}" if done.dead_lettered else ""
-        say(f"{counted(done.consumed, 'record')} read, {done.produced:,} written{dead}")
+        judged = ", ".join(f"{count:,} {verdict}" for verdict, count in sorted(done.verdicts.items()))
+        say(f"{counted(done.consumed, 'record')} read, {done.produced:,} written{dead}{judged and f' ({judged})'}")
 
 
 def _unread(kafka: "KafkaSettings", topics: list[str], group: str) -> int | None:

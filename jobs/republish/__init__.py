@@ -1,4 +1,4 @@
-"""Republishing: stateless services that forward messages, changed or not, and append one hop to their chain.
+"""Republishing: services that forward messages, changed or not, and append one hop to their chain.
 
 ```python
 def legs(record: InputRecord) -> list[OutputRecord]:

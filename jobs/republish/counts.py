@@ -34,6 +34,7 @@ class Statistics:
         tombstones: Input records without a value that were skipped.
         retried: Input records sent to a retry topic.
         dead_lettered: Input records sent to the dead-letter topic, by reason code.
+        verdicts: Input records that the filter has judged, by verdict.
         expired: Input records that retention deleted before they were read.
         commits: Commits of input offsets.
         rebalances: Number of times that partitions were assigned or revoked.
@@ -50,6 +51,7 @@ class Statistics:
     tombstones: int = 0
     retried: int = 0
     dead_lettered: Counter[str] = field(default_factory=Counter)
+    verdicts: Counter[str] = field(default_factory=Counter)
     expired: int = 0
     commits: int = 0
     rebalances: int = 0
@@ -68,6 +70,7 @@ class Statistics:
         self.tombstones += batch.tombstones
         self.retried += batch.retried
         self.dead_lettered.update(batch.dead_lettered)
+        self.verdicts.update(batch.verdicts)
         self.commits += 1
         self.seconds = time.monotonic() - self._started
 
@@ -87,6 +90,7 @@ class Statistics:
         counts: dict[str, Any] = {name: getattr(self, name) for name in names}
         return counts | {
             "dead_lettered": dict(self.dead_lettered),
+            "verdicts": dict(self.verdicts),
             "waiting": list(self.waiting),
             "waited": round(self.waited, 3),
             "growing": {topic: asdict(growth) for topic, growth in self.growing.items()},

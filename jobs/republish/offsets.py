@@ -97,12 +97,17 @@ def commit_offsets(consumer: Consumer, offsets: list[TopicPartition], timeout: f
     return [at.error is None for at in results]
 
 
-def patiently(action: Callable[[float], T], timeout: float | None = None) -> T:
+def patiently(
+    action: Callable[[float], T],
+    timeout: float | None = None,
+    on: type[Exception] | tuple[type[Exception], ...] = BrokerUnavailable,
+) -> T:
     """Retry while a broker is unavailable or a coordinator is being elected.
 
     Args:
         action: Request to retry; it receives the remaining seconds.
         timeout: Seconds to retry; None for a minute.
+        on: Errors after which it retries.
 
     Raises:
         BrokerUnavailable: The broker or coordinator is still unavailable.
@@ -111,7 +116,7 @@ def patiently(action: Callable[[float], T], timeout: float | None = None) -> T:
     while True:
         try:
             return action(max(deadline - time.monotonic(), _LEAST_SECONDS))
-        except BrokerUnavailable:
+        except on:
             if time.monotonic() > deadline:
                 raise
             time.sleep(_PAUSE_SECONDS)

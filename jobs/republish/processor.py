@@ -177,6 +177,10 @@ class Processor:
             NotOurs: It is redriven, and another application rejected it.
         """
         self.open(record)
+        return self.transformed(record, hops)
+
+    def transformed(self, record: InputRecord, hops: HopWriter) -> list[Outgoing]:
+        """Return all outputs of a record that `open` has parsed, as `process` does."""
         try:
             made = self._transform(record)
             if made is None:

@@ -7,10 +7,12 @@ from collections.abc import Collection, Iterable, Sequence, Sized
 from typing import Any, Final
 
 from envelope import Limits, TopicPartition
+from envelope.filters.arrival import Filter
 from envelope.limits import DEFAULT_LIMITS
 from jobs.environment import UsageError
 from jobs.republish.absence import TOPIC_WAIT_SECONDS, Absence, Places, Unsafe, is_absence
 from jobs.republish.counts import OnStatistics, Statistics
+from jobs.republish.filtering import OWNER, Overtaken, RecordFilter, check_rule
 from jobs.republish.growth_watch import GrowthWatch
 from jobs.republish.input import Input, TopicReplaced
 from jobs.republish.offsets import PATIENCE_SECONDS, MemberFenced
@@ -25,6 +27,9 @@ from persistence.commit.faults import REPUBLISH_COMMIT, effect
 from persistence.compaction import COMPACTED_SOURCE, compaction
 from persistence.growth import GROWN_UNDRAINED, METADATA_MAX_AGE_SECONDS
 from persistence.kafka import AcknowledgedProducer, BrokerError, KafkaSettings, Topics
+from persistence.names import FlowRef
+from persistence.protocol import StateStore
+from persistence.registry import preflight
 
 _LOG = logging.getLogger("headwater.republish")
 
@@ -37,7 +42,7 @@ _PRODUCER_BATCH_BYTES: Final = 1_000_000  # librdkafka's own default of batch.si
 
 
 class Republisher:
-    """A stateless service that reads topics, transforms each record and produces the outputs.
+    """A service that reads topics, transforms each record and produces the outputs. It has no state but that of a filter.
 
     Every output contains the input's source chain plus one hop, so a flow downstream recognises
     messages that are produced twice (after a crash, a rebalance or a rewind). The order of work is:
@@ -47,7 +52,8 @@ class Republisher:
     3. produce the outputs with an idempotent producer, partitioned like the Java client,
     4. flush: every output is acknowledged by all in-sync replicas,
     5. produce and flush the dead letters,
-    6. commit the input offsets.
+    6. write the states of the filter, if there is one, each with the position that it covers,
+    7. commit the input offsets.
 
     A crash between any two steps repeats messages with the same chain and index; it loses none.
 
@@ -81,12 +87,16 @@ class Republisher:
         roots: Topics that a chain may begin with; None for any.
         headers_mirror: Write the envelope's mirror into headers.
         mark_destination: Write the target topic into every envelope, not only into those that name one.
+        deduplicate: A filter that drops duplicates before the transform. It has a state for each partition that is read.
+        store: Store of the filter's states, or its URL. All members of the group use the same one.
+        generation: Another generation of the filter begins without states.
 
     Attributes:
         statistics: Counts of the current or last run.
 
     Raises:
-        UsageError: A topic is both read and written, a name or target is missing, or a risk in `accept` does not exist.
+        UsageError: A topic is both read and written, a name or target is missing, a risk in `accept` does not exist, or the
+            filter needs a store or other states than those of partitions.
     """
 
     def __init__(
@@ -115,6 +125,9 @@ class Republisher:
         roots: Iterable[str] | None = None,
         headers_mirror: bool = False,
         mark_destination: bool = False,
+        deduplicate: Filter[Any] | None = None,
+        store: StateStore | str | None = None,
+        generation: int = 1,
     ) -> None:
         self.statistics = Statistics()
         self._transform = transform
@@ -135,6 +148,9 @@ class Republisher:
         self._topic_wait = topic_wait
         self._metadata_max_age = metadata_max_age
         self._accept = frozenset(accept)
+        self._rule = deduplicate
+        self._store = store
+        self._generation = generation
         self._options: dict[str, Any] = {
             "max_outputs": max_outputs,
             "roots": roots,
@@ -157,8 +173,22 @@ class Republisher:
             raise UsageError(
                 f"{', '.join(both)} is read and written: messages would loop forever; write to another topic"
             )
-        if unknown := sorted(self._accept - {*_RISKS}):
+        if (unknown := sorted(self._accept - {*_RISKS})) and not store:  # a store has risks of its own
             raise UsageError(f"unknown risk {', '.join(unknown)}; choose from {', '.join(_RISKS)}")
+        self._check_filter()
+
+    def _check_filter(self) -> None:
+        if self._rule is None:
+            if self._store is not None:
+                raise UsageError("a store is for the states of a filter: name a filter (deduplicate=)")
+            return
+        check_rule(self._rule)
+        if self._store is None:
+            raise UsageError("a filter needs a store for its states, such as store='lmdb://states'")
+        try:
+            FlowRef(f"{OWNER}{self._group}", self._generation).stage(self._rule.name)
+        except ValueError as error:
+            raise UsageError(f"the filter's states are named after the group (group=): {error}") from error
 
     def stop(self) -> None:
         """Make `run` commit the records in flight and return, permanently. Safe in any thread or signal handler."""
@@ -174,8 +204,11 @@ class Republisher:
         Raises:
             BrokerError: Kafka cannot be reached, refuses a request, or lacks a topic for too long. The next run
                 reads uncommitted records again.
-            Unsafe: A source topic is compacted, or has grown so that the order of its records cannot be kept.
+            StoreError: The store of the filter cannot be reached, or refuses a request; as for Kafka.
+            Unsafe: A source topic is compacted, or has grown so that the order of its records cannot be kept, or the store
+                of the filter may lose states.
         """
+        self._check_store()
         self.statistics = Statistics()
         timeout, member_ids, growth = _START_SECONDS, set[str](), self._growth_watch(progress)
         while not self._stop.is_set():
@@ -185,7 +218,7 @@ class Republisher:
             except MemberFenced as error:
                 await_place(self._source_settings, self._group, member_ids, error)
                 _LOG.warning("%s; no other process has taken its place in the group, so it rejoins", error.what)
-            except TopicReplaced as error:
+            except (TopicReplaced, Overtaken) as error:
                 _LOG.warning("%s; the group is joined again", error.what)
             except Unsafe:
                 raise
@@ -220,6 +253,22 @@ class Republisher:
             statistics=self.statistics,
             on_change=lambda: progress(self.statistics) if progress else None,
         )
+
+    def _check_store(self) -> None:
+        """Refuse a store that may lose the states of the filter.
+
+        Raises:
+            Unsafe: It may, and the risk is not accepted.
+        """
+        for finding in preflight(self._store) if isinstance(self._store, str) else ():
+            if finding.unsafe and finding.risk not in self._accept:
+                raise Unsafe(finding.what, f"{finding.remedy} (--accept {finding.risk})")
+            _LOG.warning("%s", finding)
+
+    def _judging(self) -> RecordFilter | None:
+        if self._rule is None or self._store is None:
+            return None
+        return RecordFilter(self._rule, self._store, self._group, generation=self._generation, cluster=self._cluster)
 
     def _check_sources(self, topics: Topics) -> None:
         """Refuse topics whose records may be deleted before they are read.
@@ -259,7 +308,12 @@ class Republisher:
             batch_size=min(_PRODUCER_BATCH_BYTES, *max_bytes.values()),
         ) as producer:
             roots = RootEnds(topics) if self._check_roots else None
-            _Run(self, member_ids, growth, producer, max_bytes, ends, roots, progress).loop()
+            judging = self._judging()
+            try:
+                _Run(self, member_ids, growth, producer, max_bytes, ends, roots, progress, judging).loop()
+            finally:
+                if judging and isinstance(self._store, str):
+                    judging.close()
 
 
 class _Run:
@@ -275,6 +329,7 @@ class _Run:
         ends: dict[TopicPartition, int] | None,
         roots: RootEnds | None,
         progress: OnStatistics | None,
+        judging: RecordFilter | None,
     ) -> None:
         self._of = of
         self._progress = progress
@@ -307,6 +362,7 @@ class _Run:
             retry=of._retry,
             dead_letter=(of._dead_letter, max_bytes[of._dead_letter]) if of._dead_letter else None,
             cluster=of._cluster,
+            judging=judging,
         )
 
     def loop(self) -> None:
@@ -331,7 +387,7 @@ class _Run:
         self._input.close()
 
     def _commit(self, timeout: float | None = None) -> None:
-        """Steps 4 to 6; the consumer also runs them before partitions are revoked."""
+        """Steps 4 to 7; the consumer also runs them before partitions are revoked."""
         if not self._worker.pending:
             self._input.commit_ends(timeout)
             return

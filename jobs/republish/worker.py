@@ -8,6 +8,7 @@ from typing import Final
 from envelope import EnvelopeError, Lineage, Reason
 from envelope.deadletter import DeadLetterHeaders, DeadLetterRecord, dead_letter_record
 from jobs.republish.counts import Statistics
+from jobs.republish.filtering import RecordFilter
 from jobs.republish.input import Input
 from jobs.republish.partition import Consumed, InputPartition
 from jobs.republish.processor import NotOurs, Outgoing, Processor, TransformError
@@ -20,6 +21,10 @@ _LOG = logging.getLogger("headwater.republish")
 
 _MOST_DEAD: Final = 1000
 _MOST_WAITING: Final = 10_000  # outputs, apart from those of the fast path: a few records may have very many outputs
+
+
+class Refused(EnvelopeError):
+    """The filter rejected a record."""
 
 
 def now_ms() -> int:
@@ -38,6 +43,7 @@ class Worker:
         retry: Topics for records whose transform failed.
         dead_letter: Topic for records that cannot be used, and the largest record that it accepts in bytes.
         cluster: Name of the Kafka cluster, when there is more than one.
+        judging: The filter; None without one.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class Worker:
         retry: RetryTopics,
         dead_letter: tuple[str, int] | None,
         cluster: str,
+        judging: RecordFilter | None = None,
     ) -> None:
         self._name = name
         self._processor = processor
@@ -58,7 +65,8 @@ class Worker:
         self._retry = retry
         self._dead_letter = dead_letter
         self._cluster = cluster
-        self._express = processor.express()
+        self._filter = judging
+        self._express = None if judging else processor.express()
         self._begin()
 
     def _begin(self) -> None:
@@ -81,7 +89,10 @@ class Worker:
 
         Raises:
             BrokerError: Kafka refuses an output, or a record cannot be used and there is no dead-letter topic.
+            StoreError: The store of the filter failed.
         """
+        if self._filter:
+            self._filter.begin(self._judged())
         if not self.pending:
             self._began = time.monotonic()
         outbox = _Outbox()
@@ -125,11 +136,19 @@ class Worker:
             timeout: Maximum wait in seconds; None for the producer's own delivery timeout.
 
         Raises:
-            BrokerError: One was not acknowledged. Nothing of the batch may be committed.
+            BrokerError: One was not acknowledged, or another process has the state of the filter. Nothing of the batch may
+                be committed.
+            StoreError: The store of the filter failed. Nothing of the batch may be committed.
         """
         effect(REPUBLISH_FLUSH, lambda: self._producer.flush(timeout))
         if self._dead:
             effect(REPUBLISH_DEAD_LETTER, lambda: self._publish_dead_letters(timeout))
+        if self._filter:
+            self._filter.save(self._judged())
+
+    def _judged(self) -> list[InputPartition]:
+        """The assigned partitions whose records are judged: a record in a retry topic was judged before."""
+        return [part for part in self._input.partitions.values() if part.topic not in self._retry.delays]
 
     def take_counts(self) -> Statistics:
         """Return the counts of the finished batch and begin a new batch."""
@@ -166,7 +185,13 @@ class Worker:
             self._counts.tombstones += 1
             return ()
         try:
-            made = self._processor.process(record, part.hops)
+            if self._filter is None:
+                made = self._processor.process(record, part.hops)
+            else:
+                self._processor.open(record)
+                if not self._passes(record):
+                    return ()
+                made = self._processor.transformed(record, part.hops)
         except NotOurs:
             self._counts.copies += 1
             return ()
@@ -175,6 +200,20 @@ class Worker:
         self._counts.produced += len(made)
         self._counts.dropped += not made
         return made
+
+    def _passes(self, record: InputRecord) -> bool:
+        """Whether the filter passes on a record.
+
+        Raises:
+            Refused: It rejects the record.
+        """
+        if self._filter is None or record.topic in self._retry.delays:
+            return True
+        ruling = self._filter.judge(record)
+        self._counts.verdicts[ruling.verdict.value] += 1
+        if ruling.reason is not None:
+            raise Refused(ruling.reason, ruling.detail)
+        return ruling.forward
 
     def _refuse(self, record: InputRecord, part: InputPartition, error: EnvelopeError) -> Sequence[Outgoing]:
         """Send a record that cannot be used to the next retry topic, or set it aside for the dead-letter topic."""
@@ -197,6 +236,7 @@ class Worker:
             error.reason,
             topic_id=record.topic_id,
             lineage=_lineage(record),
+            stage=self._filter.name if self._filter and isinstance(error, Refused) else "",
             attempt=attempt,
             application=self._name,
             form=self._processor.form(record.topic),

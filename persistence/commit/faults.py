@@ -47,6 +47,8 @@ REPUBLISH_FLUSH = "republish:flush"
 REPUBLISH_DEAD_LETTER = "republish:dead_letter"
 REPUBLISH_COMMIT = "republish:commit"
 REPUBLISH_NOTE = "republish:note"
+FILTER_CLAIM = "filter:claim"
+FILTER_SAVE = "filter:save"
 SESSION_SEND = "session:send"
 SESSION_FLUSH = "session:flush"
 COPY_PRODUCE = "copy:produce"
@@ -89,6 +91,8 @@ _POINTS = {
     REPUBLISH_DEAD_LETTER: "a republisher's dead letters are produced and acknowledged",
     REPUBLISH_COMMIT: "a republisher commits its input offsets",
     REPUBLISH_NOTE: "a republisher commits the notes of its partitions, without a batch",
+    FILTER_CLAIM: "a republisher takes over the filter states of partitions that it was assigned",
+    FILTER_SAVE: "a republisher writes its filter states, after its outputs are acknowledged and before it commits",
     SESSION_SEND: "a producer session hands a message to its producer",
     SESSION_FLUSH: "a producer session waits until its messages are acknowledged, or commits their transaction",
     COPY_PRODUCE: "a copy hands a batch of messages to its producer, within a transaction",

@@ -3,6 +3,7 @@
 import json
 import sys
 
+from jobs.loading import load
 from jobs.republish import InputRecord, InputTopics, OutputRecord, RetryTopics, republish
 from persistence.kafka import KafkaSettings
 
@@ -23,8 +24,10 @@ def main() -> None:
     settings = KafkaSettings(arguments.pop("bootstrap"), arguments.pop("options", {}))
     source = InputTopics.of(arguments.pop("source"), arguments.pop("kind"))
     retry = RetryTopics(arguments.pop("retry", {}))
+    if "deduplicate" in arguments:
+        arguments["deduplicate"] = load(arguments["deduplicate"])
     done = republish(
-        split,
+        arguments.pop("transform", split),
         source=source,
         settings=settings,
         retry=retry,

@@ -43,6 +43,7 @@ _NEVER_MET = {
     "redrive",
     "copy",
     "session",
+    "filter",
     "remove",
     faults.DEAD_LETTER,
     faults.FENCE,

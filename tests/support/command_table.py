@@ -22,6 +22,7 @@ from jobs.stack import StackState
 from jobs.tracing import Found, Place, Step
 from jobs.views import View
 from persistence.kafka import KafkaSettings
+from tests.support.filters import by_id
 
 FLOW = "jobs.demo.flow:flow"
 
@@ -181,6 +182,9 @@ COMMANDS = {
             ),
             "tombstones": Option("--tombstones dead_letter", {"source.tombstones": Tombstones.DEAD_LETTER}),
             "dead_letters": Option("--dead-letters dead", {"dead_letter": "dead"}),
+            "deduplicate": Option("--deduplicate tests.support.filters:by_id", {"deduplicate": by_id}),
+            "store": Option("--store lmdb://states", {"store": "lmdb://states"}),
+            "generation": Option("--generation 2", {"generation": 2}),
             "until_caught_up": Option("--until-caught-up", {"until_caught_up": True}),
             "batch": Option("--batch 7", {"batch_size": 7}),
             **CLUSTER,
