@@ -19,7 +19,7 @@ SLOW := $(wildcard tests/simulation tests/spark tests/local tests/integration te
 TLA := .headwater/tla-checker-0.24.0
 STUBS := envelope/v1/envelope:envelope demo/v1/leg:jobs/demo
 
-.PHONY: help demo test check lint tests-fast tests-slow coverage docs bench prove soak mutants fuzz model lock proto clean java
+.PHONY: help demo test check lint tests-fast tests-slow coverage docs bench prove cluster soak mutants fuzz model manifests lock proto clean java
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/' | expand -t 16
@@ -61,6 +61,9 @@ bench: $(READY) java  ## headwater compared with Kafka Streams and others, resul
 prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; ARGS='--seeds 2000 --schedules 50000 --json'
 	@$(BIN)/python -m tests.simulation prove $(ARGS)
 
+cluster: $(READY) java  ## a standalone Spark cluster that gets its packages in an archive; executors and drivers killed
+	$(PYTEST) -q tests/cluster
+
 soak: $(READY) java  ## real processes and servers, killed and disturbed for hours; resumable; ARGS='--minutes 30 --json'
 	@$(BIN)/python -m tests.soak $(ARGS)
 
@@ -72,6 +75,12 @@ fuzz: $(READY)  ## a million damaged envelopes through the codec; ARGS='--execut
 
 model: $(TLA)/bin/tla  ## the rules as small TLA+ models, and broken variants that must fail; needs cargo; ARGS=Growth
 	$(PYTHON) -m tests.models --checker $(TLA)/bin/tla $(ARGS)
+
+manifests: $(READY)  ## the manifests in deploy/ against the schemas of Kubernetes and of the Spark operator; needs go
+	$(BIN)/pip install -q 'kubernetes-validate>=1.37,<2'
+	MODULE=$$(cd /tmp && GOFLAGS=-mod=mod go mod download -json github.com/kubeflow/spark-operator/v2@v2.3.0)
+	DIRECTORY=$$($(PYTHON) -c 'import json, sys; print(json.loads(sys.argv[1])["Dir"])' "$$MODULE")
+	$(BIN)/python -m tests.deploy "$$DIRECTORY/config/crd/bases/sparkoperator.k8s.io_sparkapplications.yaml"
 
 lock: $(READY)  ## pin every dependency again; ARGS=--upgrade for newer versions
 	$(BIN)/pip install -q 'uv>=0.9,<1'

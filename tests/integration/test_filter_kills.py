@@ -20,13 +20,20 @@ from tests.support.world import Sent, World
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-KINDS = ["column", "sequence by key", "producer", "event id", "interval"]
+# Each kind of filter on one of the stores: what a store guarantees is its contract's subject, not the filters'.
+KINDS = {
+    "column": "redis and sqlite",
+    "sequence by key": "cassandra",
+    "producer": "redis and sqlite",
+    "event id": "cassandra",
+    "interval": "redis and sqlite",
+}
 
 
-@pytest.fixture(params=["redis and sqlite", "cassandra"])
+@pytest.fixture
 def urls(request: pytest.FixtureRequest, tmp_path: File) -> dict[str, str]:
     """URL of the store by stage name."""
-    if request.param == "cassandra":
+    if KINDS[request.getfixturevalue("kind")] == "cassandra":
         keyspace = f"filters_{uuid.uuid4().hex[:8]}"
         url = f"{request.getfixturevalue('cassandra_url')}/{keyspace}?replication=1&buckets={BUCKETS}"
         apply_schema(url)

@@ -9,7 +9,7 @@ import pytest
 
 from aggregations.local import executor
 from tests.messages import Leg
-from tests.support.flows import BROKEN, PATHS, Path, fleet, shared, totals
+from tests.support.flows import BROKEN, Path, fleet, shared, totals
 from tests.support.runs import BUCKETS, Jvm, Run, kill_everywhere, some_legs
 from tests.support.world import Sent, World, alone, legs, republished
 
@@ -49,8 +49,7 @@ def check_totals(world: World, sent: list[Leg]) -> None:
     assert world.results(flow, "carrier") == totals(sent, "carrier")
 
 
-@pytest.mark.parametrize("few", [COMPILED, BY_MESSAGE], ids=["compiled", "by message"])
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("path", "few"), [("columns", COMPILED), ("messages", BY_MESSAGE)])
 def test_a_run_that_is_killed_at_every_step_of_its_commits_is_exact_in_the_end(
     world_of: Callable[..., World], redis: str, path: Path, few: int, tmp_path: File
 ) -> None:
