@@ -109,6 +109,8 @@ def _check_place(flow: "Flow[Any]", table: str, topic: Topic) -> None:
         )
     if flow.schema is None:
         raise FlowError("a function determines the elements' values, which have no known columns; look up before it")
+    if table == "end":
+        raise FlowError("the name is reserved for dead letters after the last stage; choose another one for the table")
     names = [step.name for step in flow.steps if isinstance(step, Aggregate)]
     if table in names:
         raise FlowError("a stage has this name; choose another one for the table")

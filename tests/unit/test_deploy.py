@@ -20,7 +20,7 @@ FLEET: Any = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "fleet.yaml").read
 
 
 def argument(name: str) -> str:
-    return re.findall(rf"^ARG {name}=(\S+)$", CONTAINER.read_text(), re.MULTILINE)[0]
+    return str(re.findall(rf"^ARG {name}=(\S+)$", CONTAINER.read_text(), re.MULTILINE)[0])
 
 
 def test_the_container_file_passes_hadolint() -> None:

@@ -56,6 +56,7 @@ def merchant(offset: int, name: str, category: str | None, *, partition: int = 0
     [
         (lambda: Flow("f").source(PAYMENTS).lookup("m", MERCHANTS, "merchant"), "must follow an aggregate"),
         (lambda: cards().lookup("card", MERCHANTS, "merchant"), "a stage has this name"),
+        (lambda: cards().lookup("end", MERCHANTS, "merchant"), "reserved for dead letters"),
         (lambda: cards().lookup("m", PAYMENTS, "merchant"), "reads payments as a source"),
         (lambda: cards().lookup("m", MERCHANTS, "shop"), "no column shop"),
         (lambda: cards().lookup("m", MERCHANTS, "merchant", columns=[["fee"]]), "names as text"),  # type: ignore[list-item]
