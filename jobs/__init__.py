@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from persistence.lazy import lazy
 
 if TYPE_CHECKING:
+    from jobs.backup import Restored, Snapshot, restore, snapshot
     from jobs.explaining.blame import Blame, blame
     from jobs.explaining.explain import explain
     from jobs.explaining.outcome import Explanation, Fate, Outcome
@@ -25,6 +26,8 @@ __all__ = [
     "Found",
     "Outcome",
     "Place",
+    "Restored",
+    "Snapshot",
     "States",
     "StatesSource",
     "Step",
@@ -32,12 +35,15 @@ __all__ = [
     "blame",
     "explain",
     "kafka",
+    "restore",
     "run",
+    "snapshot",
     "states",
     "trace",
 ]
 
 _MODULES: Final = {
+    "backup": ("Restored", "Snapshot", "restore", "snapshot"),
     "explaining.blame": ("Blame", "blame"),
     "explaining.explain": ("explain",),
     "explaining.outcome": ("Explanation", "Fate", "Outcome"),

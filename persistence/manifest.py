@@ -77,6 +77,7 @@ class Manifest(msgspec.Struct, frozen=True):
             (`aggregations.run.closing`); None if there is none, or if the flow has no event times.
         unfinished: Next offset per topic and partition after a batch that was begun and is not committed; only of a flow with
             tables, which a run reads again only after these records.
+        restoring: Checksum of the snapshot that is being restored into the store; empty when none is.
         schema: Version of this layout.
     """
 
@@ -99,6 +100,7 @@ class Manifest(msgspec.Struct, frozen=True):
     times: tuple[Committed, ...] = ()
     closing_us: int | None = None
     unfinished: Mapping[str, Mapping[int, int]] = {}
+    restoring: str = ""
     schema: int = SCHEMA
 
     @property

@@ -9,6 +9,7 @@ import msgspec
 
 from aggregations.definition.flow import Flow, Stage
 from aggregations.definition.stages import continues
+from aggregations.errors import RunRefusedError
 from aggregations.run.common import common
 from aggregations.run.consistency import check_marks, check_stores, check_turns, lost_manifests
 from aggregations.run.retire import check_can_expire
@@ -46,7 +47,7 @@ def begin(
         RunRefusedError: The stores are inconsistent with each other or the flow, and the risk is not accepted.
         Fenced: A newer run has begun meanwhile.
     """
-    with _opened(flow, urls, generation, accept_definition=Risk.DEFINITION in accept) as run:
+    with opened(flow, urls, generation, accept_definition=Risk.DEFINITION in accept) as run:
         run.clock = clock
         run.accept_disorder = Risk.GROWN_UNDRAINED in accept
         run.accept_eviction = Risk.GROWTH_FULL in accept
@@ -80,16 +81,16 @@ def look(flow: Flow[Any], urls: Mapping[str, str], *, generation: int = 1, accep
     Raises:
         RunRefusedError: The stores are inconsistent with each other or the flow, and the risk is not accepted.
     """
-    with _opened(flow, urls, generation) as run:
+    with opened(flow, urls, generation) as run:
         _read(run, accept)
     return run
 
 
 @contextmanager
-def _opened(
+def opened(
     flow: Flow[Any], urls: Mapping[str, str], generation: int, *, accept_definition: bool = False
 ) -> Iterator[Run]:
-    """A run without an epoch, on open stores; they are closed when the block raises."""
+    """A run without an epoch, on open stores; they are closed if the block raises."""
     with ExitStack() as stack:
         handles: dict[str, StateStore] = {}
         for url in dict.fromkeys(urls.values()):
@@ -116,12 +117,25 @@ def _read(run: Run, accept: Sequence[str]) -> None:
     run.times = max(
         (manifest.times for _, manifest in run.manifests if manifest), key=lambda times: times[-1:], default=()
     )
+    _check_whole(run)
     refuse(_findings(run), accept)
     for stage in _redefined(run):
         check_states(stage, run.stage_ref(stage), run.stores[stage.name])
     run.advanced(common([one for _, one in run.manifests], run.ref, finishes=bool(run.flow.tables)))
     growing = run.manifest.growth if run.manifest else {}
     run.growths = {topic: growing[topic] for topic in run.sources if topic in growing}
+
+
+def _check_whole(run: Run) -> None:
+    """Refuse stores that have a part of a snapshot.
+
+    Raises:
+        RunRefusedError: A restore into one of them was interrupted, or is at work.
+    """
+    if any(manifest.restoring for _, manifest in run.manifests if manifest is not None):
+        raise RunRefusedError(
+            f"{run.ref}: a snapshot is being restored, or this was interrupted. Repeat `headwater restore` with the same file"
+        )
 
 
 def _findings(run: Run) -> list[Finding]:

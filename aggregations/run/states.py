@@ -88,18 +88,19 @@ def writes_of(
     states: Mapping[bytes, KeyState], definition: str, renewed: SessionWindow | Expiry | None = None
 ) -> list[Write]:
     """The conditional writes of changed states; see `Aggregate.renewed`."""
-
-    def due(state: KeyState) -> int | None:
-        ends_us = state.fold[-1][1] if isinstance(renewed, SessionWindow) and state.fold else state.time_us
-        time_us = latest(ends_us, state.hole_us)
-        return None if renewed is None or time_us is None else renewed.due(time_us)
-
     return [
         Write(
             key,
             state.version,
             encode_record(StateRecord(definition, state.fold, state.histories, state.time_us, state.hole_us)),
-            due(state),
+            renewed_due(state, renewed),
         )
         for key, state in states.items()
     ]
+
+
+def renewed_due(state: KeyState, renewed: SessionWindow | Expiry | None) -> int | None:
+    """The due time of a state that each write puts off, in seconds since 1970; None if it has none."""
+    ends_us = state.fold[-1][1] if isinstance(renewed, SessionWindow) and state.fold else state.time_us
+    time_us = latest(ends_us, state.hole_us)
+    return None if renewed is None or time_us is None else renewed.due(time_us)

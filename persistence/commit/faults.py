@@ -42,6 +42,8 @@ DEAD_LETTER = "dead_letter"
 LEDGER = "ledger"
 FINISH = "finish"
 JOURNAL = "journal"
+SNAPSHOT = "snapshot"
+RESTORE = "restore"
 REPUBLISH_PRODUCE = "republish:produce"
 REPUBLISH_FLUSH = "republish:flush"
 REPUBLISH_DEAD_LETTER = "republish:dead_letter"
@@ -85,6 +87,8 @@ _POINTS = {
     CommitStep.RETURN: CommitStep.RETURN.text,
     CommitStep.OFFSETS: CommitStep.OFFSETS.text,
     JOURNAL: "what a batch read and dropped is sent to the journal, or acknowledged; advisory, for `headwater explain`",
+    SNAPSHOT: "the file of a snapshot, which is complete, gets its name",
+    RESTORE: "a restore writes a part of a snapshot: the note that it has begun, states, the manifest",
     FINISH: "a run that ends cleanly notes this in the manifests",
     REPUBLISH_PRODUCE: "a republisher hands a batch of outputs to its producer",
     REPUBLISH_FLUSH: "a republisher waits until its outputs are acknowledged",

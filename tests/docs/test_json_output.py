@@ -12,6 +12,7 @@ from aggregations.definition.windows import tumbling
 from aggregations.report import Report
 from aggregations.run.plan import PartitionPlan, Plan
 from envelope import Histories, Node
+from jobs.backup import Restored, Snapshot
 from jobs.cli.dead_letters import show
 from jobs.cli.run import as_json, show_plan
 from jobs.copying import CopyStatistics
@@ -65,6 +66,11 @@ def test_the_lines_of_redrive_and_discard(capsys: pytest.CaptureFixture[str]) ->
         line = json.loads(capsys.readouterr().out)
         found |= {*line, *line[done][0]}
     assert named("Lines of redrive and discard") == found
+
+
+def test_the_lines_of_snapshot_and_restore() -> None:
+    saved = Snapshot(Path("a"), "fleet", 1, {}, 1, 1, {}, "", 0).as_json()
+    assert named("Lines of snapshot and restore") == {*saved, *Restored({}, 0, 1, 1).as_json(), "snapshot", "restore"}
 
 
 def test_the_lines_of_inspect() -> None:

@@ -14,9 +14,14 @@ import pytest
 from jobs import copying
 from jobs.stack import StackState, process
 from jobs.stack.state import ServerState
-from tests.support.command_table import COMMANDS, ELSEWHERE, NOW, STACK_KAFKA, Command, Option
+from tests.support.command_table import COMMANDS as OTHERS
+from tests.support.command_table import ELSEWHERE, NOW, STACK_KAFKA, Command, Option
+from tests.support.command_table_backup import BACKUP
 
 __all__ = ["COMMANDS", "ELSEWHERE", "IGNORED", "Calls", "Command", "Exact", "Option", "plant", "recorded_in"]
+
+COMMANDS = OTHERS | BACKUP
+
 
 SETTINGS_FILE = '[kafka]\nbootstrap = "file:9092"\n'
 

@@ -1,0 +1,65 @@
+"""States and manifest of one moment: the end of a batch, between two runs.
+
+A run that ends cleanly notes this in its manifests, when it has read whatever an earlier run may have folded. The next
+run removes the note before it changes a state. So states belong to a manifest with the note, if the manifest is
+the same before and after they are read.
+"""
+
+import msgspec
+
+from aggregations.errors import RunRefusedError
+from aggregations.run.run import Run
+from persistence.manifest import Manifest
+
+
+def check_border(run: Run, what: str) -> Manifest:
+    """Check that no run is at work and the last one ended cleanly, and return the manifest of the last batch.
+
+    Args:
+        run: A run that was opened read-only.
+        what: What is done with the states, for the errors.
+
+    Raises:
+        RunRefusedError: The flow has no states, a run is at work, or the last one did not end cleanly.
+    """
+    found = [manifest for _, manifest in run.manifests if manifest is not None]
+    if not found:
+        raise RunRefusedError(
+            f"{run.ref}: the stores contain nothing of it; if it ran with other stores or another generation, give --store "
+            "or --generation"
+        )
+    if not all(manifest.clean and _same(manifest, found[0]) for manifest in found):
+        raise RunRefusedError(
+            f"{run.ref}: a run is at work, or the last one did not end cleanly. To {what}, stop it; after a crash, run it "
+            "once with --until-caught-up"
+        )
+    return found[0]
+
+
+def check_unchanged(run: Run, what: str) -> None:
+    """Check, after the states were read, that the manifests are still those of `check_border`.
+
+    Raises:
+        RunRefusedError: A run has begun since.
+    """
+    if [(name, store.load_manifest(run.ref)) for name, store in run.distinct_stores()] != list(run.manifests):
+        raise RunRefusedError(f"{run.ref}: a run began meanwhile. To {what}, stop it")
+
+
+def removed_by_stage(run: Run) -> dict[str, int]:
+    """Due time up to which states have left the store, by stage, in seconds since 1970."""
+    times = {
+        stage: [one.removed for one in buckets.values() if one.removed is not None]
+        for stage, buckets in run.buckets().items()
+    }
+    return {stage: max(found) for stage, found in times.items() if found}
+
+
+def manifest_alone(manifest: Manifest) -> Manifest:
+    """A manifest without what belongs to the store that has it."""
+    return msgspec.structs.replace(manifest, kept=(), marks={}, since=0)
+
+
+def _same(one: Manifest, other: Manifest) -> bool:
+    """Whether the manifests of two stores are of one batch."""
+    return (one.epoch, one.batch, one.positions) == (other.epoch, other.batch, other.positions)

@@ -1,0 +1,198 @@
+"""Restores a snapshot into stores that contain nothing of the flow.
+
+Every store first gets a manifest that notes the snapshot, with which no run begins; then the states; then the manifest
+of the snapshot, with the marks that the new store acknowledged. A restore that was interrupted at any point is repeated
+with the same snapshot.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+
+from aggregations.definition.flow import Flow, Stage
+from aggregations.definition.windows import Window
+from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
+from aggregations.run.begin import opened
+from aggregations.run.run import Run
+from aggregations.run.states import renewed_due, state_of
+from persistence.commit.faults import EPOCH, RESTORE, effect
+from persistence.manifest import Manifest
+from persistence.protocol import Stored, Write
+from persistence.snapshot_file import Header, SnapshotReader
+
+
+@dataclass(slots=True)
+class Restored:
+    """Result of a restore.
+
+    Attributes:
+        states: Number of states in the stores, by stage.
+        expired: Number of states in the snapshot whose time was over when it was made, and which were left out.
+        epoch: Epoch under which they were written.
+        batch: Batch that the states are of.
+    """
+
+    states: dict[str, int]
+    expired: int
+    epoch: int
+    batch: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as a JSON object."""
+        return asdict(self)
+
+
+def restore_states(
+    flow: Flow[Any],
+    urls: Mapping[str, str],
+    snapshot: SnapshotReader,
+    *,
+    accept: Sequence[str] = (),
+    progress: Callable[[int, int], Any] = lambda _done, _total: None,
+) -> Restored:
+    """Write the states and the manifest of a snapshot into empty stores, under a new epoch.
+
+    Args:
+        flow: The flow, with the definition that made the states.
+        urls: URL of the store by stage name, from `bind`.
+        snapshot: The snapshot.
+        accept: `snapshot-versions`: states are published although their versions begin at 1 again.
+        progress: Called with the number of states read, and their total.
+
+    Raises:
+        FlowError: The risk does not exist.
+        RunRefusedError: The snapshot is of another flow or definition, a store is not empty, or the flow publishes
+            states and the risk is not accepted.
+        Fenced: A run, or another restore, has begun meanwhile.
+        StoreError: A store does not answer. Repeat the restore.
+    """
+    header, manifest = snapshot.header, snapshot.header.manifest
+    _check_flow(flow, header, manifest, accept)
+    with opened(flow, urls, header.generation) as run:
+        try:
+            return _restore(run, snapshot, manifest, progress)
+        finally:
+            run.close()
+
+
+SNAPSHOT_VERSIONS = "snapshot-versions"
+"""Risk of states that are published again from version 1: readers keep the snapshots of the higher versions."""
+
+
+def _check_flow(flow: Flow[Any], header: Header, manifest: Manifest, accept: Sequence[str]) -> None:
+    if unknown := sorted({*accept} - {SNAPSHOT_VERSIONS}):
+        raise FlowError(f"restore: unknown risk {', '.join(unknown)}; choose from {SNAPSHOT_VERSIONS}")
+    if header.flow != flow.name:
+        raise RunRefusedError(f"the snapshot is of flow {header.flow}, not of flow {flow.name}")
+    if dict(manifest.definitions) != flow.definitions or list(manifest.definitions) != list(flow.definitions):
+        raise DefinitionChangedError(
+            f"flow {flow.name}: the snapshot was made by another definition of its stages. Restore it with the code that made it"
+        )
+    publishing = [stage for stage in flow.stages if stage.snapshots]
+    if publishing and SNAPSHOT_VERSIONS not in accept:
+        raise RunRefusedError(
+            f"flow {flow.name}: stage {publishing[0].name} publishes its states to {publishing[0].snapshots[0]}. The versions "
+            "of restored states begin at 1, so readers of this topic would ignore them. Publish them to another topic, or "
+            f"let readers begin anew (--accept {SNAPSHOT_VERSIONS})"
+        )
+
+
+def _restore(run: Run, snapshot: SnapshotReader, manifest: Manifest, progress: Callable[[int, int], Any]) -> Restored:
+    header = snapshot.header
+    _check_empty(run, snapshot)
+    if plain := [stage for stage in header.removed if not run.stores[stage].capabilities.marked]:
+        raise RunRefusedError(
+            f"{run.ref}: the store of stage {plain[0]} does not keep until when states left: use another one"
+        )
+    ordered = run.distinct_stores()
+    above = max(manifest.epoch, *(store.installed_epoch(run.ref) for _, store in ordered))
+    run.epoch = effect(EPOCH, lambda: ordered[0][1].acquire_epoch(run.ref, above=above))
+    for _, store in ordered[1:]:
+        effect(EPOCH, lambda store=store: store.install_epoch(run.ref, run.epoch))  # type: ignore[misc]
+    _check_empty(run, snapshot)  # what a run wrote before this epoch
+    run.acknowledged.learn(run.manifests, run.buckets())
+    run.earlier, run.times = manifest.earlier, manifest.times
+    note = Manifest(run.epoch, manifest.batch, restoring=snapshot.checksum)
+    _save_everywhere(run, note)
+    # The states in the snapshot are those of its manifest: from here on they are the next batch of this epoch.
+    run.manifest = msgspec.structs.replace(note, batch=manifest.batch - 1)
+    states, expired, done, total = dict.fromkeys(header.stages, 0), 0, 0, sum(snapshot.counts.values())
+    for stage, found in snapshot.states():
+        gone = header.removed.get(stage)
+        writes = [
+            Write(key, 0, value, due)
+            for key, value in found
+            if (due := _due(run, run.flow.stage(stage), key, value)) is None or gone is None or due > gone
+        ]
+        effect(RESTORE, lambda stage=stage, writes=writes: _save(run, stage, writes))  # type: ignore[misc]
+        states[stage] += len(writes)
+        expired += len(found) - len(writes)
+        done += len(found)
+        progress(done, total)
+    for stage, until in header.removed.items():
+        effect(RESTORE, lambda stage=stage, until=until: _remove(run, stage, until))  # type: ignore[misc]
+    _save_everywhere(run, msgspec.structs.replace(manifest, epoch=run.epoch, clean=True))
+    return Restored(states, expired, run.epoch, manifest.batch)
+
+
+def _check_empty(run: Run, snapshot: SnapshotReader) -> None:
+    """Check that the stores contain nothing of the flow, or only what an interrupted restore of this snapshot wrote."""
+    run.manifests = [(name, store.load_manifest(run.ref)) for name, store in run.distinct_stores()]
+    found = [manifest for _, manifest in run.manifests if manifest is not None]
+    if any(one.restoring for one in found):
+        if any(one.restoring not in ("", snapshot.checksum) for one in found):
+            raise RunRefusedError(
+                f"{run.ref}: a restore of another snapshot was interrupted. Repeat that one, or drop the generation"
+            )
+        return
+    if found or any(_any(run.stores[stage.name].scan(run.stage_ref(stage))) for stage in run.flow.stages):
+        raise RunRefusedError(
+            f"{run.ref}: the stores contain states of it. Restore into empty stores (--store), or drop the generation first"
+        )
+
+
+def _any(found: Iterable[object]) -> bool:
+    return any(True for _ in found)
+
+
+def _save_everywhere(run: Run, manifest: Manifest) -> None:
+    for name, _ in reversed(run.distinct_stores()):
+        effect(RESTORE, lambda name=name: run.save_manifest(name, manifest))  # type: ignore[misc]
+
+
+def _save(run: Run, stage: str, writes: Sequence[Write]) -> None:
+    """Write the states that are not there yet: a restore that was interrupted may have written some."""
+    ref, store = run.ref.stage(stage), run.stores[stage]
+    there = store.load(ref, [write.key for write in writes])
+    left = [write for write in writes if write.key not in there or there[write.key].value != write.value]
+    if any(write.key in there for write in left):
+        raise RunRefusedError(
+            f"{ref}: the store has other states than the snapshot. Drop the generation, then repeat it"
+        )
+    marks = store.save(
+        ref,
+        left,
+        epoch=run.epoch,
+        batch=run.batch,
+        known=run.known.of(stage),
+        downstream=run.known.downstream(stage),
+    )
+    run.known.note(stage, marks)
+
+
+def _remove(run: Run, stage: str, until: int) -> None:
+    """Let the store know up to which time states have left: a copy of their events finds no state that knows it."""
+    store = run.stores[stage]
+    found = store.remove(run.ref.stage(stage), until, epoch=run.epoch, batch=run.batch, known=run.known.of(stage))
+    run.known.note(stage, found.marks)
+
+
+def _due(run: Run, stage: Stage, key: bytes, value: bytes) -> int | None:
+    """The time at which a state is due, as when it was written."""
+    if isinstance(stage.aggregate.window, Window):
+        return stage.aggregate.window.due(key)
+    if stage.aggregate.renewed is None:
+        return None
+    return renewed_due(state_of(Stored(0, 0, 0, value), run.stage_ref(stage), key), stage.aggregate.renewed)

@@ -1,0 +1,366 @@
+"""A snapshot is a flow's states of one batch; restored into empty stores, the flow continues exactly."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aggregations.definition.aggregates import count, total
+from aggregations.definition.element import Record
+from aggregations.definition.fields import Fields
+from aggregations.definition.flow import Flow
+from aggregations.definition.sessions import session
+from aggregations.definition.source import Json, Topic
+from aggregations.definition.windows import tumbling
+from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
+from aggregations.run.begin import begin
+from aggregations.run.binding import bind
+from aggregations.run.memory import MemoryRunner
+from envelope import TopicPartition
+from jobs.backup import restore, snapshot
+from jobs.cli.errors import Exit
+from jobs.environment import UsageError
+from persistence.commit import faults
+from persistence.commit.faults import Fault, FaultOutcome, Injector
+from persistence.errors import Corrupt, Transient
+from persistence.memory import MemoryStore
+from persistence.memory import open_store as memory
+from persistence.names import FlowRef
+from persistence.protocol import Stored
+from tests.support.cli import run as headwater
+from tests.support.pure import FLEET, bare, batch, fleet, fresh_store, leg
+from tests.unit.test_filter_steps import NUMBERS, counted, order
+from tests.unit.test_lookups import by_category, merchant, paid
+
+FLOW = fleet()
+KINDS = ["sqlite", "lmdb", "memory"]
+_names = itertools.count()
+
+
+class Crash(BaseException):
+    """The process dies."""
+
+
+def crash() -> Any:
+    raise Crash
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "fleet.snapshot"
+
+
+def store(tmp_path: Path, kind: str) -> str:
+    return fresh_store() if kind == "memory" else f"{kind}://{tmp_path}/{kind}-{next(_names)}"
+
+
+def stores(url: str, flow: Flow[Any] = FLOW) -> dict[str, str]:
+    return bind(flow, {}, url)
+
+
+def ran(urls: dict[str, str], *parts: list[Record], flow: Flow[Any] = FLOW, **options: Any) -> MemoryRunner:
+    """A run that read these batches and ended cleanly."""
+    run = MemoryRunner(flow, urls, ends={}, **options)
+    for part in parts:
+        run.process(part)
+    run.run.finish()
+    return run
+
+
+def held(run: MemoryRunner) -> dict[str, Any]:
+    """What the states of every stage contain, histories and holes included, whatever store has them."""
+    return {
+        stage.name: {key: (one.fold, one.histories, one.time_us) for key, one in run.states(stage.name).items()}
+        for stage in run.flow.stages
+    }
+
+
+@pytest.mark.parametrize(("kind", "other"), [*itertools.product(KINDS, KINDS)])
+def test_a_restored_flow_has_the_same_states_and_continues_exactly(
+    kind: str, other: str, tmp_path: Path, file: Path
+) -> None:
+    urls = stores(store(tmp_path, kind))
+    with closing(ran(urls, batch(*range(5)), [*batch(5, 6), Record("legs", 0, 7, None, b"")])) as live:
+        before, manifest = held(live), live.run.manifest
+        saved = snapshot(FLOW, file, stores=urls)
+        assert (saved.states, saved.batch) == ({"aircraft": 3, "carrier": 2}, 2)
+        assert saved.positions == {"legs": {0: 8}}
+        empty = stores(store(tmp_path, other))
+        done = restore(FLOW, file, stores=empty)
+        assert (done.states, done.expired) == (saved.states, 0)
+        rest = batch(*range(8, 14))
+        assert manifest is not None
+        with closing(MemoryRunner(FLOW, empty, ends={})) as copy:
+            assert held(copy) == before
+            assert copy.run.manifest is not None
+            assert copy.run.manifest.positions == manifest.positions
+            assert (copy.run.manifest.dead, copy.run.manifest.seen) == (manifest.dead, manifest.seen)
+            assert copy.run.epoch > live.run.epoch
+            assert not copy.run.crashed
+            copy.process(batch(3, 4))  # copies: dropped
+            copy.process(rest)
+            live.process(batch(3, 4))
+            live.process(rest)
+            assert {name: live.results(name) for name in held(live)} == {
+                name: copy.results(name) for name in held(copy)
+            }
+
+
+@pytest.mark.parametrize("outcome", FaultOutcome)
+def test_a_restore_that_dies_at_any_point_is_repeated_and_no_run_begins_before(
+    outcome: FaultOutcome, tmp_path: Path, file: Path
+) -> None:
+    source = {"aircraft": fresh_store(), "carrier": fresh_store()}
+    live = ran(source, batch(*range(6)))
+    snapshot(FLOW, file, stores=source)
+    reached = Injector()
+    with faults.use(reached):
+        restore(FLOW, file, stores={"aircraft": fresh_store(), "carrier": fresh_store()})
+    points = [(name, nth + 1) for name, times in reached.reached.items() for nth in range(times)]
+    assert {name for name, _ in points} >= {"epoch", "restore"}
+    assert len(points) >= 8
+    for name, nth in points:
+        urls = {"aircraft": fresh_store(), "carrier": fresh_store()}
+        with faults.use(Injector([Fault(name, outcome, nth)], crash)), pytest.raises((Crash, Transient)):
+            restore(FLOW, file, stores=urls)
+        noted = [memory(url).load_manifest(FlowRef("fleet")) for url in urls.values()]
+        if any(one and one.restoring for one in noted):
+            with pytest.raises(RunRefusedError, match="headwater restore"):
+                MemoryRunner(FLOW, urls)
+            restore(FLOW, file, stores=urls)
+        elif all(noted):
+            with pytest.raises(RunRefusedError, match="contain states"):
+                restore(FLOW, file, stores=urls)  # it was complete
+        else:
+            restore(FLOW, file, stores=urls)
+        with closing(MemoryRunner(FLOW, urls, ends={})) as copy:
+            assert held(copy) == held(live)
+
+
+def test_an_interrupted_restore_is_not_continued_with_another_snapshot(tmp_path: Path, file: Path) -> None:
+    urls = stores(fresh_store())
+    ran(urls, batch(1, 2))
+    snapshot(FLOW, file, stores=urls)
+    ran(urls, batch(3))
+    snapshot(FLOW, tmp_path / "later", stores=urls)
+    target = stores(fresh_store())
+    with faults.use(Injector([Fault("restore", FaultOutcome.ERROR, 3)])), pytest.raises(Transient):
+        restore(FLOW, file, stores=target)
+    with pytest.raises(RunRefusedError, match="another snapshot"):
+        restore(FLOW, tmp_path / "later", stores=target)
+
+
+def test_a_snapshot_that_dies_leaves_no_file_and_an_earlier_one_as_it_was(tmp_path: Path, file: Path) -> None:
+    urls = stores(fresh_store())
+    ran(urls, batch(1, 2))
+    snapshot(FLOW, file, stores=urls)
+    before = file.read_bytes()
+    ran(urls, batch(3))
+    with faults.use(Injector([Fault("snapshot", FaultOutcome.BEFORE)], crash)), pytest.raises(Crash):
+        snapshot(FLOW, file, stores=urls, replace=True)
+    assert file.read_bytes() == before
+    assert [*tmp_path.iterdir()] == [file]
+    snapshot(FLOW, file, stores=urls, replace=True)
+    assert file.read_bytes() != before
+
+
+def test_a_run_at_work_a_crashed_one_and_a_half_written_batch_are_refused(file: Path) -> None:
+    urls = {"aircraft": fresh_store(), "carrier": fresh_store()}
+    run = MemoryRunner(FLOW, urls, ends={})
+    run.process(batch(1, 2))
+    with pytest.raises(RunRefusedError, match="a run is at work"):
+        snapshot(FLOW, file, stores=urls)
+    with faults.use(Injector([Fault.parse("persist:aircraft.error")])), pytest.raises(Transient):
+        run.process(batch(3))
+    run.close()
+    with pytest.raises(RunRefusedError, match="--until-caught-up"):
+        snapshot(FLOW, file, stores=urls)
+    again = MemoryRunner(FLOW, urls, ends={TopicPartition("legs", 0): 4})
+    with pytest.raises(
+        RunRefusedError, match="a run is at work"
+    ):  # it has not read what the crashed one may have folded
+        snapshot(FLOW, file, stores=urls)
+    again.process(batch(3))
+    again.close()
+    snapshot(FLOW, file, stores=urls)
+    assert file.exists()
+
+
+def test_a_run_that_begins_while_the_states_are_read_is_noticed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    urls = stores(fresh_store())
+    ran(urls, batch(*range(6)))
+    scan = MemoryStore.scan
+
+    def disturbed(self: MemoryStore, stage: Any, **options: Any) -> Iterator[tuple[bytes, Stored]]:
+        for i, one in enumerate(scan(self, stage, **options)):
+            if i == 1 and stage.stage == "carrier":
+                monkeypatch.setattr(MemoryStore, "scan", scan)
+                ran(urls, batch(7))
+            yield one
+
+    monkeypatch.setattr(MemoryStore, "scan", disturbed)
+    with pytest.raises(RunRefusedError, match="began meanwhile"):
+        snapshot(FLOW, file, stores=urls)
+    assert not file.exists()
+
+
+def test_stores_without_the_flow_and_a_changed_definition_are_refused(file: Path) -> None:
+    urls = stores(fresh_store())
+    with pytest.raises(RunRefusedError, match="contain nothing of it"):
+        snapshot(FLOW, file, stores=urls)
+    ran(urls, batch(1, 2))
+    other = Flow("fleet").source(bare()).aggregate("aircraft", "tail", FLEET).aggregate("carrier", "carrier", FLEET)
+    with pytest.raises(DefinitionChangedError):
+        snapshot(other, file, stores=urls)
+    snapshot(FLOW, file, stores=urls)
+    with pytest.raises(DefinitionChangedError, match="with the code that made it"):
+        restore(other, file, stores=stores(fresh_store(), other))
+    renamed = Flow("ships").source(bare()).aggregate("aircraft", "tail", FLEET)
+    with pytest.raises(RunRefusedError, match="of flow fleet"):
+        restore(renamed, file, stores=stores(fresh_store(), renamed))
+    with pytest.raises(RunRefusedError, match="of generation 1"):
+        restore(FLOW, file, stores=stores(fresh_store()), generation=2)
+    with pytest.raises(FlowError, match="snapshot-versions"):
+        restore(FLOW, file, stores=stores(fresh_store()), accept=["all"])
+
+
+def test_a_store_with_states_of_the_flow_is_refused_and_stays_as_it_is(file: Path) -> None:
+    urls = stores(fresh_store())
+    live = ran(urls, batch(1, 2))
+    snapshot(FLOW, file, stores=urls)
+    before = held(live)
+    with pytest.raises(RunRefusedError, match="contain states"):
+        restore(FLOW, file, stores=urls)
+    live.process(batch(3))  # its epoch is still the installed one
+    assert held(live) != before
+    crashed = stores(fresh_store())
+    with faults.use(Injector([Fault.parse("manifest.error")])), pytest.raises(Transient):
+        MemoryRunner(FLOW, crashed).process(batch(1))
+    with pytest.raises(RunRefusedError, match="contain states"):
+        restore(FLOW, file, stores=crashed)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda whole: whole[:-9], lambda whole: whole[:60] + b"x" + whole[61:], lambda _: b""]
+)
+def test_a_damaged_file_is_refused_and_nothing_is_written(damage: Any, file: Path) -> None:
+    urls, target = stores(fresh_store()), stores(fresh_store())
+    ran(urls, batch(1, 2))
+    snapshot(FLOW, file, stores=urls)
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(RunRefusedError, match="nothing was written"):
+        restore(FLOW, file, stores=target)
+    assert memory(target["aircraft"]).installed_epoch(FlowRef("fleet")) == 0
+
+
+def test_a_damaged_state_is_not_saved(file: Path) -> None:
+    urls = stores(fresh_store())
+    ran(urls, batch(1, 2))
+    states = memory(urls["carrier"])._stages[FlowRef("fleet").stage("carrier")]
+    key, stored = next(iter(states.items()))
+    states[key] = Stored(stored.version, stored.epoch, stored.batch, stored.value.replace(b"n", b"m", 1))
+    with pytest.raises(Corrupt):
+        snapshot(FLOW, file, stores=urls)
+    assert not file.exists()
+
+
+WINDOWED = (
+    Flow("screws")
+    .source(Topic("legs", Json({"tail": str, "at": int}), envelope=False, time="at"))
+    .aggregate("window", "tail", Fields(n=count()), window=tumbling("5m", retention="0s"))
+    .aggregate("visit", "tail", Fields(n=count()), window=session("5m", retention="0s"))
+    .aggregate("ever", "tail", Fields(n=count(), at=total("at")), expire_after="1h")
+)
+
+
+def at(offset: int, minute: int) -> Record:
+    time_ms = minute * 60_000
+    return replace(leg(offset, "N1", at=time_ms), timestamp_ms=time_ms)
+
+
+def test_states_that_have_left_stay_away_and_the_others_leave_in_time(file: Path) -> None:
+    urls, target = stores(fresh_store(), WINDOWED), stores(fresh_store(), WINDOWED)
+    live = ran(urls, [at(0, 1), at(1, 7)], [at(2, 13)], flow=WINDOWED)
+    assert len(live.states("window")) == 1
+    snapshot(WINDOWED, file, stores=urls)
+    restore(WINDOWED, file, stores=target)
+    with closing(MemoryRunner(WINDOWED, target, ends={})) as copy:
+        assert held(copy) == held(live)
+        late, later = [at(3, 2), at(4, 14)], [at(5, 19), at(6, 90)]
+        for part in (late, later):
+            assert copy.process(part).verdicts == live.process(part).verdicts
+            assert held(copy) == held(live)
+        assert copy.states("window").keys() == live.states("window").keys()
+
+
+def test_a_flow_that_publishes_its_states_is_restored_only_if_that_is_accepted(file: Path) -> None:
+    flow = Flow("fleet").source(bare()).aggregate("aircraft", "tail", FLEET).publish_states("aircraft.states")
+    urls, target = stores(fresh_store(), flow), stores(fresh_store(), flow)
+    ran(urls, batch(1, 2), batch(4), flow=flow)
+    snapshot(flow, file, stores=urls)
+    with pytest.raises(RunRefusedError, match="--accept snapshot-versions"):
+        restore(flow, file, stores=target)
+    assert restore(flow, file, stores=target, accept=["snapshot-versions"]).states == {"aircraft": 2}
+
+
+def test_an_older_run_is_fenced_by_the_restore(file: Path) -> None:
+    urls, target = stores(fresh_store()), stores(fresh_store())
+    ran(urls, batch(1, 2))
+    snapshot(FLOW, file, stores=urls)
+    with closing(
+        begin(Flow("fleet").source(bare()).aggregate("aircraft", "tail", FLEET), {"aircraft": target["aircraft"]})
+    ):
+        pass
+    with pytest.raises(RunRefusedError, match="contain states"):
+        restore(FLOW, file, stores=target)
+
+
+def test_the_commands_save_and_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flow = "tests.support.pure_flow:flow"
+    ran(stores(f"sqlite://{tmp_path}/a.db"), batch(1, 2, 3)).close()
+    words = ("snapshot", flow, "--store", f"sqlite://{tmp_path}/a.db", "--to", "s", "--json")
+    assert headwater(monkeypatch, *words) == Exit.DONE
+    saved = json.loads(capsys.readouterr().out)
+    assert (saved["states"], saved["positions"]) == ({"aircraft": 3, "carrier": 2}, {"legs": {"0": 4}})
+    assert headwater(monkeypatch, *words) == Exit.USAGE
+    assert "--replace" in capsys.readouterr().err
+    assert headwater(monkeypatch, *words, "--replace") == Exit.DONE
+    back = ("restore", flow, "--store", f"lmdb://{tmp_path}/b", "--from", "s")
+    assert headwater(monkeypatch, *back) == Exit.DONE
+    out, err = capsys.readouterr()
+    assert "aircraft" in out
+    assert "the next run resumes after batch 1" in err
+    assert headwater(monkeypatch, *back, "--json") == Exit.REFUSED
+    assert "contain states" in json.loads(capsys.readouterr().out)["refused"]
+    assert headwater(monkeypatch, "restore", flow, "--store", "lmdb://c", "--from", "none") == Exit.USAGE
+
+
+def test_a_file_that_cannot_be_written_is_a_wrong_usage(tmp_path: Path) -> None:
+    urls = stores(fresh_store())
+    ran(urls, batch(1, 2))
+    with pytest.raises(UsageError, match="No such file"):
+        snapshot(FLOW, tmp_path / "nowhere" / "s", stores=urls)
+
+
+def test_tables_and_filter_steps_are_restored_with_the_rest(file: Path) -> None:
+    filtered, looked = counted(NUMBERS), by_category()
+    for flow, before, after in (
+        (filtered, [order(n, n) for n in range(1, 4)], [order(4, 3), order(5, 5)]),
+        (looked, [merchant(0, "m", "food"), paid(0, "m", 5)], [paid(1, "m", 7), paid(2, "x")]),
+    ):
+        urls, target = stores(fresh_store(), flow), stores(fresh_store(), flow)
+        live = ran(urls, before, flow=flow)
+        snapshot(flow, file, stores=urls, replace=True)
+        restore(flow, file, stores=target)
+        with closing(MemoryRunner(flow, target, ends={})) as copy:
+            assert held(copy) == held(live)
+            assert copy.process(after).verdicts == live.process(after).verdicts
+            assert held(copy) == held(live)
