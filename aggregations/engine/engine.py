@@ -18,7 +18,7 @@ from aggregations.engine.ranges import Range, Source, before, slots_of, within
 from aggregations.engine.retry import StoppedError
 from aggregations.errors import SparkEndedError
 from aggregations.report import Report
-from aggregations.run.closing import IdlePartitions
+from aggregations.run.closing import IdlePartitions, without_event_time
 from aggregations.run.run import Run
 from aggregations.run.turns import Turns
 from envelope import TopicPartition
@@ -97,6 +97,7 @@ class Engine:
         self._turns = Turns(opening.run)
         self._stop = stop
         self._looked = 0.0
+        self._warned = not any(stage.aggregate.times is not None for stage in flow.stages)
         self._idle_partitions = IdlePartitions({name: topic.idle_seconds for name, topic in flow.topics.items()})
 
     def stream(self, *, until_caught_up: bool, trigger_seconds: float, max_records: int) -> Report:
@@ -148,6 +149,7 @@ class Engine:
             if ranges := within(self._turn(backlog), max_records):
                 self._commit(ranges)
             elif until_caught_up:
+                self._warn_of_open_states()
                 if not [one for one in self._watches.values() if one.widened()]:
                     return
                 goal = None
@@ -201,6 +203,20 @@ class Engine:
         unread = {one.place for one in backlog}
         self.batches.idle = self._idle_partitions.look(all_of_them, unread, time.monotonic())
 
+    def _warn_of_open_states(self) -> None:
+        """Log once which partitions keep windows and expired states although everything is read."""
+        if self._warned or self.run.manifest is None:
+            return
+        topics = [one for one in self.run.sources if one in self.flow.topics]
+        if found := without_event_time(self.run.manifest.positions, topics, self.batches.idle):
+            self._warned = True
+            _LOG.warning(
+                "no window closes and no state expires until each partition has had a record: none came yet on %s. Set "
+                "Topic(%r, idle='10m') to go on without partitions that are silent for so long",
+                ", ".join(f"{topic}:{partition}" for topic, partition in found[:8]) + (", ..." if found[8:] else ""),
+                found[0].topic,
+            )
+
     def _commit(self, ranges: Sequence[Range]) -> None:
         """Commit a batch; its end offsets become the group's."""
         named = {
@@ -223,6 +239,7 @@ class Engine:
     def _idle(self, began: float) -> None:
         """What is done when there is nothing to read."""
         self._offsets.repeat(began)
+        self._warn_of_open_states()
         if self.flow.keeps_order and time.monotonic() - self._looked > _LOOK_SECONDS:
             self._looked = time.monotonic()
             with suppress(BrokerUnavailable, StoppedError):

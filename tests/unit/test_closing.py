@@ -10,7 +10,7 @@ from aggregations.definition.source import Json, Topic
 from aggregations.definition.windows import tumbling
 from aggregations.errors import FlowError
 from aggregations.run.binding import bind
-from aggregations.run.closing import IdlePartitions, closing_watermark
+from aggregations.run.closing import IdlePartitions, closing_watermark, without_event_time
 from aggregations.run.common import common
 from aggregations.run.memory import MemoryRunner
 from envelope import TopicPartition
@@ -57,6 +57,13 @@ def test_a_source_that_was_never_read_holds_it_up() -> None:
 def test_an_idle_partition_does_not_hold_it_up_and_cannot_lower_it_later() -> None:
     assert closing_watermark(None, reached(5, None), ["a", "b"], {B}) == 5
     assert closing_watermark(5, reached(6, 2), ["a", "b"]) == 5
+
+
+def test_a_partition_that_had_no_event_time_is_named_once_others_had_one() -> None:
+    assert without_event_time(reached(5, None), ["a", "b"], ()) == [B]
+    assert without_event_time(reached(None, None), ["a", "b"], ()) == []
+    assert without_event_time(reached(5, None), ["a", "b"], {B}) == []
+    assert without_event_time(reached(5, None), ["a"], ()) == []
 
 
 def test_it_stays_while_all_partitions_are_idle() -> None:
