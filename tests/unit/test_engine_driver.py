@@ -13,7 +13,6 @@ from aggregations.definition.aggregates import count
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
-from aggregations.definition.windows import tumbling
 from aggregations.engine import batches
 from aggregations.engine.engine import Engine
 from aggregations.engine.job import Exclusion, Job, TaskReport
@@ -21,7 +20,6 @@ from aggregations.engine.opening import Opening
 from aggregations.engine.ranges import Range, Slot
 from aggregations.engine.retry import ATTEMPTS
 from aggregations.errors import RunRefusedError, SharedKeyError, SparkEndedError, TasksLostError
-from aggregations.per_message.ledger import Changes
 from aggregations.report import Report
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
@@ -406,19 +404,3 @@ def test_a_batch_that_fails_ends_the_run_with_its_error(monkeypatch: pytest.Monk
     with pytest.raises(Corrupt, match="a state"):
         driver.stream()
     assert len(driver.jobs) == 1
-
-
-@pytest.mark.parametrize(("window", "warned"), [(tumbling("5m"), ["legs:1"]), (None, [])])
-def test_a_run_warns_once_of_a_partition_without_event_time_if_it_keeps_windows_open(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, window: Any, warned: list[str]
-) -> None:
-    timed = Topic("legs", Json({"tail": str, "at": int}), time="at")
-    windowed = Flow("fleet").source(timed).aggregate("aircraft", "tail", Fields(n=count()), window=window)
-    done = report(5, changes=Changes(times={TopicPartition("legs", 0): 1_700_000_000_000_000}))
-    driver = Driver(monkeypatch, windowed, (done, []))
-    with caplog.at_level("WARNING", "headwater.engine"):
-        driver.commit()
-        for _ in range(2):
-            driver.engine._warn_of_open_states()
-    said = [one.getMessage() for one in caplog.records if "no window closes" in one.getMessage()]
-    assert [text.split("none came yet on ")[1].split(".")[0] for text in said] == warned
