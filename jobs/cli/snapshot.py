@@ -17,10 +17,10 @@ def snapshot(
     generation: Generation = None,
     json: Json = False,
 ) -> None:
-    """Save the states of a flow in a file, as of the end of one batch.
+    """Save the states of a flow in a file.
 
-    The file contains the states of all stages and the flow's progress. It is a backup, from which `headwater restore`
-    fills empty stores of any kind. It appears when it is complete.
+    The file contains the states of all stages and the flow's progress, as of the end of one batch. It is a backup,
+    from which `headwater restore` fills empty stores of any kind. It appears when it is complete.
 
     Stop the flow first. The exit code is 3 if a run is at work, or did not end cleanly.
     """
