@@ -5,10 +5,10 @@ from typing import Final
 
 MICROS: Final = 1_000_000
 """Microseconds per second."""
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-EARLIEST_US: Final = round((datetime(1000, 1, 1, tzinfo=UTC) - _EPOCH).total_seconds()) * MICROS
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+EARLIEST_US: Final = round((datetime(1000, 1, 1, tzinfo=UTC) - EPOCH).total_seconds()) * MICROS
 """The earliest valid event time."""
-LATEST_US: Final = round((datetime(9000, 1, 1, tzinfo=UTC) - _EPOCH).total_seconds()) * MICROS
+LATEST_US: Final = round((datetime(9000, 1, 1, tzinfo=UTC) - EPOCH).total_seconds()) * MICROS
 """The latest valid event time."""
 NO_TIME: Final = "it has no valid event time, or one too far ahead of its record's timestamp"
 

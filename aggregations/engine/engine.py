@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
@@ -18,7 +18,8 @@ from aggregations.engine.ranges import Range, Source, before, slots_of, within
 from aggregations.engine.retry import StoppedError
 from aggregations.errors import SparkEndedError
 from aggregations.report import Report
-from aggregations.run.closing import IdlePartitions, without_event_time
+from aggregations.run.closing import IdlePartitions
+from aggregations.run.holding import holders
 from aggregations.run.run import Run
 from aggregations.run.turns import Turns
 from envelope import TopicPartition
@@ -35,6 +36,8 @@ _LOOK_SECONDS = 1.0
 """Seconds between two checks of the number of partitions, when new partitions are not read at once."""
 _STOP_SECONDS = 5.0
 """Seconds that a stop waits for the batch under way before it cancels the batch."""
+_SHOWN = 8
+"""Partitions that one warning names."""
 _LEAST_SECONDS = 0.01
 """Shortest persist interval, in seconds."""
 
@@ -97,7 +100,7 @@ class Engine:
         self._turns = Turns(opening.run)
         self._stop = stop
         self._looked = 0.0
-        self._warned = not any(stage.aggregate.times is not None for stage in flow.stages)
+        self._warned = False
         self._idle_partitions = IdlePartitions({name: topic.idle_seconds for name, topic in flow.topics.items()})
 
     def stream(self, *, until_caught_up: bool, trigger_seconds: float, max_records: int) -> Report:
@@ -149,7 +152,6 @@ class Engine:
             if ranges := within(self._turn(backlog), max_records):
                 self._commit(ranges)
             elif until_caught_up:
-                self._warn_of_open_states()
                 if not [one for one in self._watches.values() if one.widened()]:
                     return
                 goal = None
@@ -202,19 +204,20 @@ class Engine:
         all_of_them = [TopicPartition(one.topic, partition) for one in self._sources for partition in one.positions]
         unread = {one.place for one in backlog}
         self.batches.idle = self._idle_partitions.look(all_of_them, unread, time.monotonic())
+        self._warn(unread)
 
-    def _warn_of_open_states(self) -> None:
-        """Log once which partitions keep windows and expired states although everything is read."""
-        if self._warned or self.run.manifest is None:
+    def _warn(self, unread: Collection[TopicPartition]) -> None:
+        """Log once which partitions hold up the closing watermark although they are read to their end."""
+        run = self.run
+        if self._warned or run.manifest is None or run.growths or run.replays:
             return
-        topics = [one for one in self.run.sources if one in self.flow.topics]
-        if found := without_event_time(self.run.manifest.positions, topics, self.batches.idle):
+        if found := holders(self.flow, run.manifest.positions, unread):
             self._warned = True
             _LOG.warning(
-                "no window closes and no state expires until each partition has had a record: none came yet on %s. Set "
-                "Topic(%r, idle='10m') to go on without partitions that are silent for so long",
-                ", ".join(f"{topic}:{partition}" for topic, partition in found[:8]) + (", ..." if found[8:] else ""),
-                found[0].topic,
+                "windows that have closed and states that have expired stay in the stores as long as these partitions have "
+                "no newer record: %s. Set Topic(%r, idle='10m') to go on without partitions that are silent for so long",
+                ", ".join(map(str, found[:_SHOWN])) + (f" and {len(found) - _SHOWN} more" if found[_SHOWN:] else ""),
+                found[0].place.topic,
             )
 
     def _commit(self, ranges: Sequence[Range]) -> None:
@@ -239,7 +242,6 @@ class Engine:
     def _idle(self, began: float) -> None:
         """What is done when there is nothing to read."""
         self._offsets.repeat(began)
-        self._warn_of_open_states()
         if self.flow.keeps_order and time.monotonic() - self._looked > _LOOK_SECONDS:
             self._looked = time.monotonic()
             with suppress(BrokerUnavailable, StoppedError):

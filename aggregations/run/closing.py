@@ -70,26 +70,6 @@ def with_closing(run: Run, manifest: Manifest, idle: Collection[TopicPartition])
     return msgspec.structs.replace(manifest, closing_us=reached)
 
 
-def without_event_time(
-    positions: Mapping[str, Mapping[int, Progress]], sources: Collection[str], idle: Collection[TopicPartition]
-) -> list[TopicPartition]:
-    """The partitions that hold up the closing watermark as they had no record with an event time, while others had.
-
-    Args:
-        positions: Progress by topic and partition.
-        sources: The consumed topics.
-        idle: Partitions that do not hold it up.
-    """
-    reached = {
-        TopicPartition(topic, partition): progress.time_us
-        for topic in sources
-        for partition, progress in positions.get(topic, {}).items()
-    }
-    if all(time is None for time in reached.values()):
-        return []
-    return [one for one, time in reached.items() if time is None and one not in idle]
-
-
 class IdlePartitions:
     """Finds the partitions that have had nothing to read for as long as their topic allows.
 

@@ -1,7 +1,5 @@
 """The closing watermark: what holds it up, and that it never goes back."""
 
-from typing import Any
-
 import msgspec
 import pytest
 
@@ -11,9 +9,8 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.definition.windows import tumbling
 from aggregations.errors import FlowError
-from aggregations.per_message.ledger import Changes
 from aggregations.run.binding import bind
-from aggregations.run.closing import IdlePartitions, closing_watermark, without_event_time
+from aggregations.run.closing import IdlePartitions, closing_watermark
 from aggregations.run.common import common
 from aggregations.run.memory import MemoryRunner
 from envelope import TopicPartition
@@ -23,7 +20,6 @@ from persistence.errors import Transient
 from persistence.manifest import Growth, Manifest, Progress, decode_manifest, encode_manifest
 from persistence.protocol import FlowRef
 from tests.support.pure import fresh_store
-from tests.unit.test_engine_driver import Driver, report
 from tests.unit.test_windows import MINUTE, NOW, SCREWS, at
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
@@ -61,13 +57,6 @@ def test_a_source_that_was_never_read_holds_it_up() -> None:
 def test_an_idle_partition_does_not_hold_it_up_and_cannot_lower_it_later() -> None:
     assert closing_watermark(None, reached(5, None), ["a", "b"], {B}) == 5
     assert closing_watermark(5, reached(6, 2), ["a", "b"]) == 5
-
-
-def test_a_partition_that_had_no_event_time_is_named_once_others_had_one() -> None:
-    assert without_event_time(reached(5, None), ["a", "b"], ()) == [B]
-    assert without_event_time(reached(None, None), ["a", "b"], ()) == []
-    assert without_event_time(reached(5, None), ["a", "b"], {B}) == []
-    assert without_event_time(reached(5, None), ["a"], ()) == []
 
 
 def test_it_stays_while_all_partitions_are_idle() -> None:
@@ -178,19 +167,3 @@ def test_a_manifest_from_before_it_existed_has_none() -> None:
     manifest = Manifest(1, 1, closing_us=7)
     assert decode_manifest(encode_manifest(manifest), FlowRef("fleet")) == manifest
     assert msgspec.convert({"epoch": 1, "batch": 1}, Manifest).closing_us is None
-
-
-@pytest.mark.parametrize(("window", "warned"), [(tumbling("5m"), ["legs:1"]), (None, [])])
-def test_a_run_warns_once_of_a_partition_without_event_time_if_it_keeps_windows_open(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, window: Any, warned: list[str]
-) -> None:
-    timed = Topic("legs", Json({"tail": str, "at": int}), time="at")
-    windowed = Flow("fleet").source(timed).aggregate("aircraft", "tail", Fields(n=count()), window=window)
-    done = report(5, changes=Changes(times={TopicPartition("legs", 0): 1_700_000_000_000_000}))
-    driver = Driver(monkeypatch, windowed, (done, []))
-    with caplog.at_level("WARNING", "headwater.engine"):
-        driver.commit()
-        for _ in range(2):
-            driver.engine._warn_of_open_states()
-    said = [one.getMessage() for one in caplog.records if "no window closes" in one.getMessage()]
-    assert [text.split("none came yet on ")[1].split(".")[0] for text in said] == warned
