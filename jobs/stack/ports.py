@@ -49,9 +49,17 @@ def holder(port: int) -> str:
                     sockets.add(f"socket:[{fields[9]}]")
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if any(os.readlink(descriptor) in sockets for descriptor in (process / "fd").iterdir()):
+            if any(_target(descriptor) in sockets for descriptor in (process / "fd").iterdir()):
                 return f"process {process.name} ({(process / 'comm').read_text().strip()})"
     return "another process"
+
+
+def _target(descriptor: Path) -> str:
+    """What a descriptor of a process is; empty if the process has closed it meanwhile."""
+    try:
+        return os.readlink(descriptor)
+    except FileNotFoundError:
+        return ""
 
 
 def _load(home: Path) -> dict[str, int]:

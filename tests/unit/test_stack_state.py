@@ -189,6 +189,18 @@ def test_a_taken_port_is_reported_with_its_holder_and_the_new_one(tmp_path: Path
     assert re.match(rf"{who}.*\): using {second}; ", said[0])
 
 
+def test_a_descriptor_that_is_closed_meanwhile_does_not_hide_the_holder_of_a_port() -> None:
+    lower = os.open(os.devnull, os.O_RDONLY)
+    with ports.socket.socket() as other:
+        other.bind((ports.LOOPBACK, 0))
+        other.listen()
+        os.close(
+            lower
+        )  # the directory of descriptors is read through this one, which is closed when they are looked at
+        assert other.fileno() > lower
+        assert ports.holder(other.getsockname()[1]).startswith(f"process {os.getpid()} (")
+
+
 def test_a_server_that_loses_its_port_while_it_starts_says_who_has_it(tmp_path: Path) -> None:
     home = tmp_path / "redis"
     home.mkdir()
