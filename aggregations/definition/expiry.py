@@ -3,12 +3,9 @@
 from dataclasses import dataclass
 
 from aggregations.definition.arguments import check_type
-from aggregations.definition.times import MICROS
+from aggregations.definition.times import MICROS, due_in_steps
 from aggregations.definition.windows import duration, length_text
 from aggregations.errors import FlowError
-
-_STEPS = 16
-"""A state leaves at most this part of its time after it has expired: a removal for every second would be too many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +42,7 @@ class Expiry:
         Args:
             closing_us: The closing watermark, in microseconds since 1970.
         """
-        step = max(self.seconds // _STEPS, 1)
-        return (closing_us // MICROS - self.seconds) // step * step
+        return due_in_steps(closing_us, self.seconds)
 
     @staticmethod
     def is_removed(time_us: int, removed: int | None) -> bool:

@@ -4,13 +4,13 @@ import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final, TypeAlias
 
 from aggregations.definition.arguments import check_type, located
 from aggregations.definition.fields import Fields
 from aggregations.definition.folds import check_state
-from aggregations.definition.times import MICROS
+from aggregations.definition.times import EPOCH, MICROS, due_in_steps
 from aggregations.definition.windows import (
     RETENTION,
     Late,
@@ -30,11 +30,8 @@ TOO_MANY: Final = (
     f"its key has {MOST_SESSIONS:,} sessions, the most that a state holds; use a longer gap or a shorter retention"
 )
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _SPAN: Final = re.compile(rb"@([0-9T:.-]{19,26}Z)/([0-9T:.-]{19,26}Z)\Z")
 _MEMBERS: Final = 3
-_STEPS: Final = 16
-"""Sessions leave at most this part of their time after they are due: a removal for every second would be too many."""
 
 Sessions: TypeAlias = list[Any]
 """The state of a key: `[start, end, state of the fold]` for each session, in microseconds since 1970, in order of time."""
@@ -103,8 +100,7 @@ class SessionWindow:
         Returns:
             Seconds since 1970. It rises in steps.
         """
-        step = max(self.stays // _STEPS, 1)
-        return (closing_us // MICROS - self.stays) // step * step
+        return due_in_steps(closing_us, self.stays)
 
     @staticmethod
     def is_removed(time_us: int, removed: int | None) -> bool:
@@ -275,4 +271,4 @@ def _end(one: Any) -> int:
 
 
 def _time(micros: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=micros)
+    return EPOCH + timedelta(microseconds=micros)

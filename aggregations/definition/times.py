@@ -12,6 +12,23 @@ LATEST_US: Final = round((datetime(9000, 1, 1, tzinfo=UTC) - EPOCH).total_second
 """The latest valid event time."""
 NO_TIME: Final = "it has no valid event time, or one too far ahead of its record's timestamp"
 
+_STEPS: Final = 16
+"""States leave at most this part of their time after they are due: a removal for every second would be too many."""
+
+
+def due_in_steps(closing_us: int, stays: int) -> int:
+    """The latest due time of a state that leaves.
+
+    Args:
+        closing_us: The closing watermark, in microseconds since 1970.
+        stays: How long a state stays after its due time, in seconds.
+
+    Returns:
+        Seconds since 1970. It rises in steps of a sixteenth of `stays`.
+    """
+    step = max(stays // _STEPS, 1)
+    return (closing_us // MICROS - stays) // step * step
+
 
 def checked_time(time_us: int | None, timestamp_ms: int, ahead: int) -> int | None:
     """The event time of a record, if it is valid.

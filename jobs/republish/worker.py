@@ -185,13 +185,10 @@ class Worker:
             self._counts.tombstones += 1
             return ()
         try:
-            if self._filter is None:
-                made = self._processor.process(record, part.hops)
-            else:
-                self._processor.open(record)
-                if not self._passes(record):
-                    return ()
-                made = self._processor.transformed(record, part.hops)
+            self._processor.open(record)
+            if not self._passes(record):
+                return ()
+            made = self._processor.transformed(record, part.hops)
         except NotOurs:
             self._counts.copies += 1
             return ()

@@ -79,18 +79,27 @@ def test_a_flow_whose_states_stay_names_nothing() -> None:
     assert not named(Flow("fleet").source(legs()).aggregate("aircraft", "tail", Fields(n=count())), NOW, None)
 
 
+def one_partition_read(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """A run whose first batch reads an event time in one of two partitions."""
+    done = report(5, changes=Changes(times={TopicPartition("legs", 0): NOW}))
+    return Driver(monkeypatch, flow(), (done, []))
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if "stay in the stores" in one.getMessage()]
+
+
 def test_a_run_warns_once_also_while_other_partitions_have_something_to_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    done = report(5, changes=Changes(times={TopicPartition("legs", 0): NOW}))
-    driver = Driver(monkeypatch, flow(), (done, []))
+    driver = one_partition_read(monkeypatch)
     with caplog.at_level("WARNING", "headwater.engine"):
         driver.commit()
         for _ in range(2):
             driver.engine._note_idle(driver.engine._backlog())
         driver.broker.highs[TopicPartition("legs", 0)] += 5
         driver.engine._note_idle(driver.engine._backlog())
-    said = [one.getMessage() for one in caplog.records if "stay in the stores" in one.getMessage()]
+    said = warnings(caplog)
     assert len(said) == 1
     assert "legs:1 (no event time yet). Set Topic('legs', idle='10m')" in said[0]
 
@@ -98,10 +107,9 @@ def test_a_run_warns_once_also_while_other_partitions_have_something_to_read(
 def test_a_run_does_not_warn_of_a_partition_that_it_has_still_to_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    done = report(5, changes=Changes(times={TopicPartition("legs", 0): NOW}))
-    driver = Driver(monkeypatch, flow(), (done, []))
+    driver = one_partition_read(monkeypatch)
     with caplog.at_level("WARNING", "headwater.engine"):
         driver.commit()
         driver.broker.highs[QUIET] += 5
         driver.engine._note_idle(driver.engine._backlog())
-    assert not [one for one in caplog.records if "stay in the stores" in one.getMessage()]
+    assert not warnings(caplog)
