@@ -25,7 +25,7 @@ from tests.simulation.shrink import outcome
 from tests.simulation.topology import Processor
 
 WAYS = (
-    (processor.Processor, "process"),
+    (processor.Processor, "transformed"),
     (processor.Processor, "detour"),
     (Worker, "_publish_dead_letters"),
     (Input, "hold"),
