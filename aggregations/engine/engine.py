@@ -117,7 +117,7 @@ class Engine:
         total = self.batches.total
         seconds = 0.0 if until_caught_up else max(trigger_seconds, _LEAST_SECONDS)
         try:
-            total.counts.removed.update(self.batches.remove())  # what a crashed run left
+            self.batches.leave(total.counts)  # what a crashed run left
             with self._cancelling():
                 self._loop(seconds, max_records, until_caught_up=until_caught_up)
         except StoppedError:

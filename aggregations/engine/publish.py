@@ -12,10 +12,11 @@ from aggregations.engine.job import Job
 from aggregations.engine.path import Work
 from aggregations.errors import RunRefusedError
 from aggregations.per_message.dead_letters import RejectedRecord
+from aggregations.per_message.steps import OutputMessage
 from envelope.deadletter import DeadLetterHeaders, Form, dead_letter_record
 from persistence.commit.faults import DEAD_LETTER, effect
 from persistence.commit.steps import CommitStep
-from persistence.kafka import BrokerUnavailable
+from persistence.kafka import BrokerUnavailable, KafkaSettings
 from persistence.kafka.errors import passes
 from persistence.kafka.reading import assign
 
@@ -30,7 +31,7 @@ def publish(work: Work) -> None:
         BrokerError: One was not acknowledged.
         RunRefusedError: There are dead letters and the flow has no dead-letter topic.
     """
-    effect(CommitStep.PUBLISH, lambda: _outputs(work))
+    effect(CommitStep.PUBLISH, lambda: produce_outputs(work.job.kafka, work.outputs))
     dead = list(work.collector.dead.values())
     if dead:
         effect(DEAD_LETTER, lambda: _dead_letters(work.job, dead))
@@ -42,11 +43,20 @@ def publish(work: Work) -> None:
     work.collector.dead.clear()
 
 
-def _outputs(work: Work) -> None:
-    if not work.outputs:
+def produce_outputs(kafka: KafkaSettings, outputs: Sequence[OutputMessage]) -> None:
+    """Produce messages and return when all are acknowledged.
+
+    Args:
+        kafka: Settings of the Kafka cluster.
+        outputs: The messages, in order.
+
+    Raises:
+        BrokerError: One was not acknowledged.
+    """
+    if not outputs:
         return
-    producer = producer_of(work.job.kafka)
-    for output in work.outputs:
+    producer = producer_of(kafka)
+    for output in outputs:
         producer.send(output.topic, output.value, output.key, output.headers)
     producer.flush()
 
