@@ -213,9 +213,11 @@ class Engine:
             return
         if found := holders(self.flow, run.manifest.positions, unread):
             self._warned = True
+            waits = ", and windows are not published," if any(one.final_snapshots for one in self.flow.stages) else ""
             _LOG.warning(
-                "windows that have closed and states that have expired stay in the stores as long as these partitions have "
+                "windows that have closed and states that have expired stay in the stores%s as long as these partitions have "
                 "no newer record: %s. Set Topic(%r, idle='10m') to go on without partitions that are silent for so long",
+                waits,
                 ", ".join(map(str, found[:_SHOWN])) + (f" and {len(found) - _SHOWN} more" if found[_SHOWN:] else ""),
                 found[0].place.topic,
             )
