@@ -11,9 +11,9 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.windows import Window
 from aggregations.run.snapshots import read_snapshot
-from tests.property.test_retire import WINDOWS, read_in_batches
-from tests.property.test_windows import SCREWS, Attempt, logs, wanted
-from tests.support.both import TOPIC_ID, Both
+from tests.property.test_retire import WINDOWS, held_after
+from tests.property.test_windows import SCREWS, Attempt, logs
+from tests.support.both import Both
 
 
 def closing_flow(window: Window) -> Flow[Any]:
@@ -32,20 +32,13 @@ def test_each_window_is_published_once_when_all_partitions_have_closed_it(
     window: Window, found: list[list[Attempt]], data: st.DataObject
 ) -> None:
     both = Both(closing_flow(window))
-    runner = both.memory
-    for run in (runner.run, both.run):  # a partition that is not read yet holds all windows open
-        run.start_at("screws", TOPIC_ID, dict.fromkeys(range(len(found)), 0))
-    read_in_batches(both, found, data)
-    held: dict[bytes, set[Attempt]] = {}
-    for log in found:
-        held |= wanted(log, window)[0]
-    closing_us = runner.run.manifest.closing_us if runner.run.manifest else None
+    held, closing_us = held_after(both, window, found, data)
     closed = {
         key: {"n": len(events), "torque": sum(one.root for one in events)}
         for key, events in held.items()
         if closing_us is not None and (window.due(key) + window.lateness) * 1_000_000 <= closing_us
     }
-    published = [(out.key, read_snapshot(out.value).state) for out in runner.outputs]
+    published = [(out.key, read_snapshot(out.value).state) for out in both.memory.outputs]
     assert len(published) == len(closed)
     assert dict(published) == closed
 
