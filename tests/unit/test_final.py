@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -19,6 +20,7 @@ from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.snapshots import Snapshot, read_snapshot
 from envelope import TopicPartition
+from jobs.backup import restore, snapshot
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from persistence.errors import Transient
@@ -317,3 +319,20 @@ def test_the_manifest_of_the_stages_own_store_counts() -> None:
     ends = {name: one.published["screw"] for name, one in manifests.items() if one is not None}
     assert ends["seen"] < ends["screw"]
     assert MemoryRunner(made, stores).outputs == []
+
+
+def test_a_restored_flow_publishes_the_windows_that_close_after_its_snapshot(tmp_path: Path) -> None:
+    made = closing()
+    stores, file = bind(made, {}, fresh_store()), tmp_path / "states.snapshot"
+    live = MemoryRunner(made, stores)
+    live.process([at(0, 1), at(1, 6)])
+    live.close()
+    snapshot(made, file, stores=stores)
+    target = bind(made, {}, fresh_store())
+    with pytest.raises(RunRefusedError, match="stage screw publishes its states to final"):
+        restore(made, file, stores=target)
+    restore(made, file, stores=target, accept=["snapshot-versions"])
+    restored = MemoryRunner(made, target)
+    assert restored.outputs == []
+    restored.process([at(2, 4), at(3, 7), at(4, 10)])
+    assert published(restored) == [("16:05", 2)]
