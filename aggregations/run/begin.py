@@ -52,6 +52,8 @@ def begin(
         run.accept_disorder = Risk.GROWN_UNDRAINED in accept
         run.accept_eviction = Risk.GROWTH_FULL in accept
         ref, ordered = run.ref, run.distinct_stores()
+        run.manifests = [(name, store.load_manifest(ref)) for name, store in ordered]
+        _check_whole(run)  # before the epoch, which would fence a restore that is at work
         authority = ordered[0][1]
         above = max(store.installed_epoch(ref) for _, store in ordered)
         run.epoch = effect(EPOCH, lambda: authority.acquire_epoch(ref, above=above))
