@@ -102,6 +102,12 @@ def test_a_filter_needs_a_store_and_a_store_a_filter_and_both_a_group_that_can_b
     republisher(deduplicate=NUMBERS, store="memory://s", name="a b", group="ab")
 
 
+def test_the_risks_of_the_filter_s_store_can_be_accepted_and_no_others() -> None:
+    republisher(deduplicate=NUMBERS, store="redis://host", accept=["no-aof", "compacted-source"])
+    with pytest.raises(UsageError, match="unknown risk no-aof; choose from compacted-source, grown-undrained"):
+        republisher(deduplicate=NUMBERS, store="memory://s", accept=["no-aof"])
+
+
 class Own(SequenceFilter):
     """A filter of the user, with a state for each key."""
 
