@@ -196,6 +196,12 @@ class RecordFilter:
             if kept.topic_ids.get(part.topic, part.topic_id) != part.topic_id:
                 _LOG.warning("%s:%d was created again: its filter begins anew", part.topic, part.partition)
                 kept.value, kept.positions = None, {}
+            elif kept.value is None and part.done > part.begin:
+                _LOG.warning(
+                    "%s:%d: the group has read it up to offset %d, and the store has no state of filter %s: copies of these "
+                    "records are passed on",
+                    *(part.topic, part.partition, part.done, self.name),
+                )
             kept.topic_ids = {part.topic: part.topic_id} if part.topic_id else {}
             state = self._rule.zero() if kept.value is None else self._rule.load(kept.value)
             self._judging[part.topic, part.partition] = _Judging(part, kept, state)

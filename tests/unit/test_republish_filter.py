@@ -206,6 +206,23 @@ def test_a_topic_that_was_created_again_and_a_topic_of_another_cluster_have_a_st
     assert Member(NUMBERS, store, topic_id="other").numbers(1) == ["accepted"]
 
 
+def test_a_warning_says_that_nothing_is_known_of_records_that_the_group_has_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = fresh_store()
+    first, read = part(), part()
+    read.committed = 7
+    for one in (first, read):
+        RecordFilter(NUMBERS, store, "r").begin([one])
+    [said] = caplog.messages
+    assert said.startswith("in:0: the group has read it up to offset 7, and the store has no state of filter sequence")
+    member = Member(NUMBERS, store)
+    member.numbers(1, start=7)
+    member.save()
+    RecordFilter(NUMBERS, store, "r").begin([read])
+    assert len(caplog.messages) == 1
+
+
 def test_a_record_whose_transform_failed_is_passed_on_when_it_is_redriven() -> None:
     member = Member(NUMBERS, fresh_store(), RAW)
     assert member.numbers(1, 2, 3) == ["accepted"] * 3
