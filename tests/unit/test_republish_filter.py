@@ -15,6 +15,7 @@ from envelope.filters import (
     ProducerFilter,
     Scope,
     SequenceFilter,
+    Stamp,
     deduplicate,
     from_envelope,
     from_header,
@@ -264,6 +265,13 @@ def test_a_stored_state_is_one_readable_value_with_its_position() -> None:
     value = json.loads(found.value)
     assert key == b"in:0"
     assert (value["kind"], value["positions"], value["value"]) == ("SequenceFilter", {"in": {"0": 19}}, {"seen": 2})
+
+
+def test_a_name_of_a_producer_that_cannot_be_stored_is_rejected() -> None:
+    member = Member(ProducerFilter(lambda record: Stamp(json.loads(record.value)["p"], 1)), fresh_store(), RAW)
+    assert member.verdict(0, b'{"p": "\\ud800"}') == (Verdict.REJECTED, False)
+    assert member.verdict(1, b'{"p": "a"}') == (Verdict.ACCEPTED, True)
+    member.save()
 
 
 def test_what_cannot_be_judged_has_a_reason() -> None:
