@@ -10,6 +10,7 @@ from aggregations.errors import RunRefusedError
 from aggregations.run.memory import MemoryRunner
 from jobs.backup import restore, snapshot
 from jobs.cli.errors import Exit
+from jobs.views import states
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from persistence.errors import Fenced
@@ -17,6 +18,7 @@ from persistence.memory import open_store as memory
 from persistence.names import FlowRef
 from tests.support.cli import run as headwater
 from tests.support.pure import batch, fresh_store, leg
+from tests.support.topics import InMemory
 from tests.unit.test_backup import FLOW, Crash, crash, held, ran, stores
 
 REF = FlowRef("fleet")
@@ -81,6 +83,20 @@ def test_a_run_that_is_refused_does_not_end_the_restore_at_work(saved: Path) -> 
     assert len(refused) >= 4
     with closing(MemoryRunner(FLOW, urls, ends={})) as run:
         assert held(run)["aircraft"]
+
+
+def test_a_part_of_a_snapshot_is_not_shown_as_the_states_of_the_flow(saved: Path, tmp_path: Path) -> None:
+    urls = stores(f"sqlite://{tmp_path}/part.db")
+    interrupted(saved, urls, 3)
+    with pytest.raises(RunRefusedError, match="being restored"):
+        list(states(FLOW, "carrier", urls))
+    world = InMemory(FLOW)
+    world.stores = urls
+    place = world.send(b"N1", b"{}")
+    with pytest.raises(RunRefusedError, match="being restored"):
+        world.explain(place)
+    restore(FLOW, saved, stores=urls)
+    assert [view.key for view in states(FLOW, "carrier", urls)] == [b"AA", b"UA"]
 
 
 def test_of_two_restores_at_once_the_older_one_is_fenced(saved: Path) -> None:
