@@ -16,7 +16,7 @@ from aggregations.per_message.publishing import OutputMessage
 from envelope.deadletter import DeadLetterHeaders, Form, dead_letter_record
 from persistence.commit.faults import DEAD_LETTER, effect
 from persistence.commit.steps import CommitStep
-from persistence.kafka import AcknowledgedProducer, BrokerUnavailable, Message
+from persistence.kafka import AcknowledgedProducer, BrokerUnavailable, KafkaSettings, Message
 from persistence.kafka.errors import passes
 from persistence.kafka.reading import assign
 
@@ -32,7 +32,7 @@ def publish(work: Work) -> None:
         BrokerError: One was not acknowledged.
         RunRefusedError: There are dead letters and the flow has no dead-letter topic.
     """
-    effect(CommitStep.PUBLISH, lambda: _outputs(work))
+    effect(CommitStep.PUBLISH, lambda: produce_outputs(work.job.kafka, work.outputs))
     dead = list(work.collector.dead.values())
     if dead:
         effect(DEAD_LETTER, lambda: _dead_letters(work.job, dead))
@@ -44,16 +44,25 @@ def publish(work: Work) -> None:
     work.collector.dead.clear()
 
 
-def _outputs(work: Work) -> None:
-    if not work.outputs:
+def produce_outputs(kafka: KafkaSettings, outputs: Sequence[OutputMessage]) -> None:
+    """Produce messages and return when all are acknowledged.
+
+    Args:
+        kafka: Settings of the Kafka cluster.
+        outputs: The messages, in order.
+
+    Raises:
+        BrokerError: One was not acknowledged.
+    """
+    if not outputs:
         return
-    producer = producer_of(work.job.kafka)
+    producer = producer_of(kafka)
     topics: dict[str, list[OutputMessage]] = {}  # the order within a partition matters, not that among topics
-    for output in work.outputs:
+    for output in outputs:
         topics.setdefault(output.topic, []).append(output)
-    for topic, outputs in topics.items():
-        for start in range(0, len(outputs), _SLICE):
-            _send(producer, topic, outputs[start : start + _SLICE])
+    for topic, some in topics.items():
+        for start in range(0, len(some), _SLICE):
+            _send(producer, topic, some[start : start + _SLICE])
     producer.flush()
 
 

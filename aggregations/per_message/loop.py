@@ -93,7 +93,7 @@ class MessageLoop:
         outputs: Messages that the flow's steps publish.
         seen: Highest position read, by route, after `read` has returned.
         times: Latest event time read, by topic and partition; brought up to date by `read`.
-        removed: Due time up to which states have left the store, by stage, in seconds since 1970.
+        removed: Due time up to which states have left the store, or windows are published, by stage, in seconds since 1970.
         tables: What the flow looks up.
     """
 

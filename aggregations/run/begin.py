@@ -133,7 +133,7 @@ def _findings(run: Run) -> list[Finding]:
     run.acknowledged.learn(run.manifests, buckets := run.buckets())
     homes = run.homes()
     findings = [
-        *check_stores(run.flow.name, run.manifests, run.definitions(), homes),
+        *check_stores(run.flow.name, run.manifests, run.flow.definitions, homes),
         *check_marks(run.flow.name, run.manifests, buckets, homes, run.acknowledged.since),
         *lost_manifests(run.flow.name, _without_manifest(run, buckets)),
         *(check_turns(run.flow.name, run.manifests) if run.flow.tables else ()),
