@@ -14,8 +14,8 @@ from aggregations.engine.roots import EndsByIncarnation
 from aggregations.errors import SharedKeyError
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.ledger import Changes, Doubt, Ledger
+from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.stage import KeyState
-from aggregations.per_message.steps import OutputMessage
 from aggregations.per_message.times import Times
 from aggregations.report import Report
 from aggregations.run.incarnations import merge_incarnations

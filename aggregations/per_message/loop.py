@@ -17,8 +17,9 @@ from aggregations.per_message.judging import judge_stage
 from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading, outputs_before
 from aggregations.per_message.lookups import Tables, no_tables
 from aggregations.per_message.merging import merged
+from aggregations.per_message.publishing import Marking, OutputMessage
 from aggregations.per_message.stage import Decided, KeyState, StageOutcome, fold_stage
-from aggregations.per_message.steps import Applied, Marking, OutputMessage, RejectedElement, apply_steps, withhold
+from aggregations.per_message.steps import Applied, RejectedElement, apply_steps, withhold
 from aggregations.per_message.times import Times, with_times
 from aggregations.report import Report
 from envelope import EnvelopeError, Lineage, Node, Position, Reason, Verdict

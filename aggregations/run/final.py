@@ -17,7 +17,7 @@ from typing import Final
 
 from aggregations.definition.flow import Stage
 from aggregations.definition.windows import Window
-from aggregations.per_message.steps import OutputMessage
+from aggregations.per_message.publishing import OutputMessage
 from aggregations.run.run import Run
 from aggregations.run.snapshots import final_snapshots_of
 from aggregations.run.states import load_states

@@ -15,8 +15,8 @@ from aggregations.definition.lookups import Row
 from aggregations.per_message.dead_letters import DeadLetterCollector
 from aggregations.per_message.lookups import rows_before
 from aggregations.per_message.loop import MessageLoop
+from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.stage import KeyState, StageOutcome
-from aggregations.per_message.steps import OutputMessage
 from aggregations.per_message.times import times_in
 from aggregations.report import DeadLetter, Report
 from aggregations.run.begin import begin

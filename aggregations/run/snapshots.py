@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from aggregations.definition.flow import Aggregate, Stage
+from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.stage import KeyState
-from aggregations.per_message.steps import OutputMessage
 from aggregations.run.results import results_of
 from envelope import Envelope, EnvelopeError, Reason, decode, encode
 from persistence.protocol import FlowRef

@@ -13,7 +13,7 @@ from aggregations.engine.columnar import ColumnarPath
 from aggregations.engine.job import Job
 from aggregations.engine.messages import MessagePath
 from aggregations.engine.path import Path, Work
-from aggregations.per_message.steps import OutputMessage
+from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.times import times_in
 from aggregations.report import DeadLetter, Report
 from aggregations.run.begin import begin

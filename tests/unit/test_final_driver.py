@@ -14,7 +14,7 @@ from aggregations.definition.windows import tumbling
 from aggregations.engine import batches
 from aggregations.engine.retry import ATTEMPTS
 from aggregations.per_message.ledger import Changes
-from aggregations.per_message.steps import OutputMessage
+from aggregations.per_message.publishing import OutputMessage
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.snapshots import read_snapshot
