@@ -46,7 +46,7 @@ class Beyond(StrEnum):
     """It belongs into the dead-letter topic, with reason `unproven`, and somebody decides."""
 
 
-_BEYOND = {
+BEYOND: Final = {
     Beyond.FORWARD: Ruling(Verdict.BEYOND_HORIZON, forward=True),
     Beyond.DROP: Ruling(Verdict.BEYOND_HORIZON, forward=False),
     Beyond.REJECT: Ruling(
@@ -56,6 +56,7 @@ _BEYOND = {
         detail="its time is beyond the horizon of the ids that are remembered",
     ),
 }
+"""The ruling on such a record."""
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ class EventIdFilter:
         if state.ids.get(identity) is not None:
             return DUPLICATE, state
         if state.floor_ms is not None and time <= state.floor_ms:
-            return _BEYOND[self.beyond], state
+            return BEYOND[self.beyond], state
         state.ids.add(identity, time)
         forgotten = state.ids.purge(now - self.horizon // MILLISECOND, self.limit)
         if forgotten is not None:
