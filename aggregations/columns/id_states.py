@@ -39,7 +39,7 @@ class IdStates(NamedTuple):
         fact: Offsets of ids.
         first: Where their text begins.
         last: Where it ends.
-        code: Hash of the text.
+        code: CRC32C of the text.
         alive: Whether an id is remembered.
     """
 

@@ -1,10 +1,14 @@
 """Writes JSON text in compiled code: constant text, integers and lists of integers. `json_reading` reads it."""
 
+from typing import Final
+
 import numpy as np
 
 from aggregations.columns.arrays import Ints
 from aggregations.columns.compiled import compiled
 from aggregations.columns.record_text import CLOSE, COMMA, MINUS, WORD_FIRST, WORDS, Bytes
+
+_POWERS: Final = np.array([10**digits for digits in range(20)], np.uint64)
 
 
 @compiled(allocates=False)
@@ -22,6 +26,15 @@ def put_word(out: Bytes, at: int, word: int) -> int:
 
 
 @compiled(allocates=False)
+def digits_of(magnitude: np.uint64) -> int:
+    """Number of decimal digits of an unsigned number."""
+    digits = 1
+    while digits < len(_POWERS) and magnitude >= _POWERS[digits]:
+        digits += 1
+    return digits
+
+
+@compiled(allocates=False)
 def put_number(out: Bytes, at: int, number: int) -> int:
     """Write an integer and return where it ends. Its digits are of the magnitude as an unsigned number."""
     magnitude = np.uint64(number)
@@ -29,10 +42,7 @@ def put_number(out: Bytes, at: int, number: int) -> int:
         out[at] = MINUS
         at += 1
         magnitude = np.uint64(0) - magnitude
-    digits, rest = 1, magnitude
-    while rest >= np.uint64(10):
-        rest //= np.uint64(10)
-        digits += 1
+    digits = digits_of(magnitude)
     for i in range(digits):
         out[at + digits - 1 - i] = np.uint8(48) + np.uint8(magnitude % np.uint64(10))
         magnitude //= np.uint64(10)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from aggregations.columns.arrays import Ints, Mask
+from aggregations.columns.checksum import crc32c
 from aggregations.columns.compiled import compiled
 from aggregations.columns.id_states import IdStates, put_head, put_id
 from aggregations.columns.id_texts import Identities
@@ -138,15 +139,6 @@ def judge_ids(
 
 
 @compiled(allocates=False)
-def _hash(data: Bytes, first: int, last: int) -> int:
-    """FNV-1a, mixed once more: the lowest bits choose the place."""
-    code = np.uint64(0xCBF29CE484222325)
-    for i in range(first, last):
-        code = (code ^ np.uint64(data[i])) * np.uint64(0x100000001B3)
-    return int(np.int64(code ^ (code >> np.uint64(32))))
-
-
-@compiled(allocates=False)
 def _slot(data: Bytes, states: IdStates, slots: Ints, mask: int, code: int, first: int, last: int) -> int:
     """The place of an id in the hash table, or an empty one; -1 if none is near."""
     for probe in range(_PROBES):
@@ -237,7 +229,7 @@ def _begin(data: Bytes, states: IdStates, i: int, order: _Order, slots: Ints, ma
     order.at[HEAD], order.at[TAIL], order.at[SIZE] = 0, filled - base, 0
     for number in range(base, filled):
         order.run[number - base] = number
-        code = _hash(data, states.first[number], states.last[number])
+        code = crc32c(data, states.first[number], states.last[number])
         slot = _slot(data, states, slots, mask, code, states.first[number], states.last[number])
         if slot < 0 or slots[slot] >= 0:
             return False
@@ -272,7 +264,7 @@ def _judge_state(
         if first == last:
             verdicts[row] = UNIDENTIFIED
             continue
-        code = _hash(data, first, last)
+        code = crc32c(data, first, last)
         slot = _slot(data, states, slots, mask, code, first, last)
         if slot < 0:
             return False

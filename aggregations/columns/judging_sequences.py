@@ -9,7 +9,7 @@ import polars as pl
 from aggregations.columns.arrays import Ints, Mask, Spans
 from aggregations.columns.compiled import compiled
 from aggregations.columns.json_reading import follows, integer, word
-from aggregations.columns.json_writing import put, put_number, put_word
+from aggregations.columns.json_writing import digits_of, put, put_number, put_word
 from aggregations.columns.record_text import END, NULL, Bytes
 from aggregations.columns.records import StoredStates
 from aggregations.columns.rulings import (
@@ -114,10 +114,7 @@ def _contains(data: Bytes, at: int, end: int, number: int) -> bool:
     magnitude = np.uint64(number)
     if number < 0:
         magnitude = np.uint64(0) - magnitude
-    digits, rest = 1, magnitude
-    while rest >= np.uint64(10):
-        rest //= np.uint64(10)
-        digits += 1
+    digits = digits_of(magnitude)
     while at < end:
         begin = at
         while at < end and 48 <= data[at] <= 57:
