@@ -27,7 +27,7 @@ from envelope.filters.arrival import (
     shard_of,
     time_of,
 )
-from envelope.filters.index import TimeIndex, identity_of
+from envelope.filters.index import Id, TimeIndex, identity_of
 
 IDS: Final = 100_000
 """Ids that a state remembers, at most."""
@@ -107,8 +107,8 @@ class EventIdFilter:
     def scope(self, arrival: Any) -> bytes | None:
         if not self.partitions:
             return scope_of(self.scope_by, arrival)
-        found = extracted(self.id, arrival, "id")
-        return None if found is None else shard_of(identity_of(found), self.partitions)
+        identity = self.identity(arrival)
+        return None if identity is None else shard_of(identity, self.partitions)
 
     def zero(self) -> EventIdState:
         return EventIdState(None, None, TimeIndex())
@@ -116,8 +116,7 @@ class EventIdFilter:
     def judge(self, state: EventIdState, arrival: Any) -> tuple[Ruling, EventIdState]:
         try:
             time = time_of(self.time, arrival)
-            found = extracted(self.id, arrival, "id")
-            identity = None if found is None else identity_of(found)
+            identity = self.identity(arrival)
         except EnvelopeError as error:
             return rejected(error), state
         before = state.stream_time_ms
@@ -133,6 +132,15 @@ class EventIdFilter:
         if forgotten is not None:
             state.floor_ms = forgotten  # above the floor before, as every remembered id
         return (ACCEPTED if before is None or time >= before else _LATE), state
+
+    def identity(self, arrival: Any) -> Id | None:
+        """The id; None for a record without one.
+
+        Raises:
+            EnvelopeError: `TRANSFORM_FAILED`: it is of a type that cannot be used.
+        """
+        found = extracted(self.id, arrival, "id")
+        return None if found is None else identity_of(found)
 
     def dump(self, state: EventIdState) -> Any:
         return {"stream_time_ms": state.stream_time_ms, "floor_ms": state.floor_ms, "ids": state.ids.dump()}
