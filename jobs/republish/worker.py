@@ -123,9 +123,13 @@ class Worker:
                 outbox.extend(self._process(record, part))
                 part.next = offset + 1
             if outbox.added >= _MOST_WAITING:
-                effect(REPUBLISH_PRODUCE, lambda: outbox.send(self._producer))
+                self._send(outbox)
         self._counts.consumed += passed
         self._counts.produced += passed
+        self._send(outbox)
+
+    def _send(self, outbox: "_Outbox") -> None:
+        self._input.check()
         if outbox:
             effect(REPUBLISH_PRODUCE, lambda: outbox.send(self._producer))
 
