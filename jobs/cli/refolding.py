@@ -180,9 +180,11 @@ def audit(
         emit(result.as_json())
     else:
         _show(result.comparison, "live", "folded")
-        waiting = [(f"{name}: dead letters that wait", *both) for name, both in result.waiting.items() if any(both)]
-        if waiting:
-            table(waiting, ["", "live", "folded"], left=[""])
+        holes = [(f"holes of dead letters: {name}", *both) for name, both in result.holes.items() if any(both)]
+        if any(result.listed):
+            holes.append(("dead letters in the ledger", *result.listed))
+        if holes:
+            table(holes, ["", "live", "folded"], left=[""])
     say(f"{counted(result.folded.records, 'record')} folded, up to batch {result.batch}")
     if result.skipped:
         say(

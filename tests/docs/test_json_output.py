@@ -85,7 +85,7 @@ def test_the_lines_of_rehearse_and_audit() -> None:
     whole = History({}, {})
     differences = comparison.stages["s"]
     found = {*Rehearsal("f", whole, fold, fold, comparison).as_json(), *differences.as_json(), *fold.as_json()}
-    found |= {*Audit("f", 1, 1, None, whole, {}, fold, {}, (), comparison).as_json()}
+    found |= {*Audit("f", 1, 1, None, whole, {}, fold, {}, (0, 0), (), comparison).as_json()}
     found |= {*differences.fields["n"].as_json(), *(name for one in differences.sample for name in one.as_json())}
     assert named("Lines of rehearse and audit") == found | {"rehearse", "audit"}
 

@@ -44,7 +44,7 @@ REFOLDING = {
     "headwater audit": Command(
         f"audit {FLOW} --bootstrap b:1",
         "jobs.refolding.audit.audit",
-        Audit("fleet", 1, 1, None, HISTORY, {}, FOLDED, {}, (), Comparison({})),
+        Audit("fleet", 1, 1, None, HISTORY, {}, FOLDED, {}, (0, 0), (), Comparison({})),
         {
             **SHARED,
             "store": STORE,
