@@ -240,5 +240,5 @@ def _end(comparison: "Comparison", *, differs: bool, otherwise: str = "") -> Non
     if not differs:
         say(f"no differences: {counted(keys, 'key')}")
         return
-    say(f"{comparison.differences:,} of {counted(keys, 'key')} differ" if comparison.differences else otherwise)
+    say(f"different: {comparison.differences:,} of {counted(keys, 'key')}" if comparison.differences else otherwise)
     raise typer.Exit(Exit.DIFFERENCES)
