@@ -2,8 +2,9 @@
 
 import random
 import threading
+import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +20,19 @@ from aggregations.definition.sessions import session
 from aggregations.definition.source import Topic
 from aggregations.definition.windows import tumbling
 from aggregations.errors import DefinitionChangedError, RunRefusedError
+from aggregations.local import run_local
 from aggregations.report import Report
 from envelope import Envelope, Hop, encode
 from jobs.backup import snapshot
 from jobs.dead_letters.redrive import redrive
 from jobs.environment import UsageError
 from jobs.refolding.audit import audit
+from jobs.refolding.ordered import OrderedCopy
 from jobs.refolding.rehearse import rehearse
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from tests.messages import Leg
-from tests.support.flows import BROKEN, Totals, fleet, served, spending, totals
+from tests.support.flows import BROKEN, Totals, fleet, relay, served, spending, totals
 from tests.support.refolding import audited, delete_before, history, tamper
 from tests.support.world import Sent, World, alone, legs, republished
 
@@ -200,7 +203,7 @@ def test_several_sources_and_a_later_start_are_part_of_the_history(world: World,
     assert found.folded.records == 60 - 13 + 50
     assert found.history.first[world.topic] == {0: 10, 1: 3}
     delete_before(world, (0, 11))
-    with pytest.raises(RunRefusedError, match="begins at 10, but the log begins at 11"):
+    with pytest.raises(RunRefusedError, match="began at 10, but the records before 11"):
         audited(world, flow)
 
 
@@ -309,3 +312,61 @@ def test_states_of_an_earlier_definition_and_other_snapshots_are_refused(world: 
         audited(world, after, snapshot=file)
     with pytest.raises(UsageError, match="No such file"):
         audited(world, after, snapshot=tmp_path / "none")
+
+
+def test_a_topic_that_grew_in_the_middle_of_its_history_is_folded_again(world: World) -> None:
+    sent, flow = legs(300), fleet(world.topic)
+    world.send(republished(sent, range(100)))
+    world.run(flow, max_records=40)
+    world.send(republished(sent, range(60, 140)))
+    world.topics.add_partitions(world.topic, 5)
+    world.send(republished(sent, range(100, 300)))
+    world.run(flow, max_records=40)
+    world.send(republished(sent, range(250, 300)))
+    world.run(flow, max_records=40)
+    found = audited(world, flow)
+    assert found.history.end[world.topic].keys() == set(range(5))
+    assert not found.drifted
+
+
+def test_states_in_redis_are_audited(kafka: str, topic: Callable[..., str], tmp_path: Path, redis_url: str) -> None:
+    urls = {"aircraft": f"{redis_url}?prefix=audit-{uuid.uuid4().hex[:8]}", "carrier": f"lmdb://{tmp_path}/states"}
+    source = topic(partitions=2, name="legs")
+    with closing(World(kafka, source, topic(name="dead"), tmp_path, urls=urls, runner=run_local)) as world:
+        flow = fleet(source)
+        world.send(republished(legs(200, tails=60), [*range(150), *range(100, 200)]))
+        world.run(flow, max_records=60)
+        options: dict[str, Any] = {"kafka": world.settings, "stores": world.stores(flow), "work": tmp_path / "work"}
+        found = audit(flow, **options)
+        assert (found.drifted, found.live["aircraft"]) == (False, len(world.views(flow, "aircraft")))
+        assert found.live["aircraft"] > 50
+        tamper(world, flow, "aircraft", min(world.views(flow, "aircraft")), minutes=-1)
+        assert audit(flow, **options).comparison.stages["aircraft"].changed == 1
+
+
+def test_a_run_that_begins_while_the_live_states_are_copied_is_noticed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history(world)
+    flow, copied = fleet(world.topic), []
+
+    class Disturbed(OrderedCopy):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            copied.append(self)
+            if len(copied) == 1:
+                world.send(republished(legs(210), range(200, 210)))
+                world.run(flow)
+
+    world.run(flow)
+    monkeypatch.setattr("jobs.refolding.audit.OrderedCopy", Disturbed)
+    with pytest.raises(RunRefusedError, match="a run began meanwhile"):
+        audit(flow, kafka=world.settings, stores=world.stores(flow), work=world.directory / "work")
+    monkeypatch.undo()
+    assert not audited(world, flow).drifted
+
+
+def test_a_flow_without_a_stage_has_no_states_to_audit(world: World) -> None:
+    flow = relay(world.topic, "out")
+    with pytest.raises(RunRefusedError, match="no stage"):
+        audit(flow, kafka=world.settings, stores=world.stores(flow))

@@ -13,9 +13,9 @@ from aggregations.definition.source import Topic
 from aggregations.errors import RunRefusedError
 from jobs.refolding.rehearse import Rehearsal, rehearse
 from tests.messages import Leg
-from tests.support.flows import fleet
+from tests.support.flows import FUELS, fleet, relay
 from tests.support.refolding import delete_before, history
-from tests.support.world import World, alone, legs
+from tests.support.world import Sent, World, alone, legs
 
 pytestmark = [pytest.mark.integration]
 
@@ -132,3 +132,24 @@ def test_what_the_topics_do_not_have_is_refused(world: World) -> None:
     missing = fleet("nowhere")
     with pytest.raises(RunRefusedError, match="nowhere"):
         rehearsed(world, missing, missing)
+
+
+def test_a_flow_without_a_stage_is_compared_by_what_it_publishes(world: World, topic: Callable[..., str]) -> None:
+    history(world)
+    target = topic(name="out")
+    same = rehearsed(world, relay(world.topic, target), relay(world.topic, target))
+    assert (same.differs, same.new.outputs > 200, world.records(target)) == (False, True, [])
+    fewer = Flow("relay").source(Topic(world.topic, Leg)).filter(pl.col("carrier") != "AA").publish(target)
+    assert rehearsed(world, fewer, relay(world.topic, target)).differs
+
+
+def test_a_definition_with_another_source_reads_that_as_well(world: World, topic: Callable[..., str]) -> None:
+    history(world)
+    fuels = topic(partitions=2, name="fuels")
+    world.send([Sent(b'{"tail": "N1", "carrier": "AA", "litres": 3}', b"N1") for _ in range(4)], fuels)
+    before = Flow("served").source(Topic(world.topic, payload=Leg)).filter(pl.col("minutes") > 0)
+    fold = Fields(legs=count("minutes"))
+    after = before.merge(Flow("fuels").source(Topic(fuels, FUELS, envelope=False)))
+    found = rehearsed(world, after.aggregate("aircraft", "tail", fold), before.aggregate("aircraft", "tail", fold))
+    assert found.new.records - found.old.records == 4
+    assert found.comparison.differences == 0
