@@ -20,6 +20,7 @@ from aggregations.engine.retry import ATTEMPTS, StoppedError, may_pass, pause_se
 from aggregations.engine.roots import ask_ends, check_source, ids_of
 from aggregations.errors import SharedKeyError, TasksLostError
 from aggregations.per_message.ledger import Doubt, Entry, UnlistedError
+from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.times import times_in
 from aggregations.report import Report
 from aggregations.run.closing import with_closing
@@ -76,6 +77,7 @@ class Batches:
         progress: Called after each batch with its report.
         stop: Set to end the run: a batch that waits for a retry is left to the next run.
         journal: The flow's journal; None if it has none.
+        sends: Send outputs and dead letters; otherwise they are only counted.
 
     Attributes:
         total: What the tasks of all committed batches reported.
@@ -95,6 +97,7 @@ class Batches:
         progress: Callable[[Report], None] | None,
         stop: threading.Event,
         journal: Journal | None = None,
+        sends: bool = True,
     ) -> None:
         self.total = TaskReport()
         self._flow = flow
@@ -105,9 +108,7 @@ class Batches:
         self.slots = executor.routes
         self.idle: Collection[TopicPartition] = ()
         self._retirement = Retirement(self._run)
-        self._final = FinalSnapshots(
-            self._run, lambda stage, outputs: effect(close_of(stage), lambda: produce_outputs(kafka, outputs))
-        )
+        self._final = FinalSnapshots(self._run, self._produce)
         self._watches = watches
         self._kafka = kafka
         self._dead_letters = dead_letters
@@ -119,7 +120,12 @@ class Batches:
         self._jobs = count(1)
         self._warned = False
         self._journal = journal
+        self._sends = sends
         self._tries = 0
+
+    def _produce(self, stage: str, outputs: Sequence[OutputMessage]) -> None:
+        if self._sends:
+            effect(close_of(stage), lambda: produce_outputs(self._kafka, outputs))
 
     def commit_batch(self, tasks: Sequence[Slot], ends: Mapping[TopicPartition, int]) -> None:
         """Fold and persist what these slots read, and write its manifest into every store."""
@@ -346,4 +352,5 @@ class Batches:
             times=times_in(self._run.manifest, self._opening.topic_ids),
             removed=self._final.closed(self._retirement.removed),
             journaled=self._journal is not None,
+            sends=self._sends,
         )

@@ -26,16 +26,19 @@ _SILENCE_SECONDS = 30.0
 
 
 def publish(work: Work) -> None:
-    """Produce the outputs and dead letters of a task and return when all are acknowledged.
+    """Produce the outputs and dead letters of a task and return when all are acknowledged; count them.
+
+    Of a job that sends nothing they are only counted.
 
     Raises:
         BrokerError: One was not acknowledged.
         RunRefusedError: There are dead letters and the flow has no dead-letter topic.
     """
-    effect(CommitStep.PUBLISH, lambda: produce_outputs(work.job.kafka, work.outputs))
     dead = list(work.collector.dead.values())
-    if dead:
-        effect(DEAD_LETTER, lambda: _dead_letters(work.job, dead))
+    if work.job.sends:
+        effect(CommitStep.PUBLISH, lambda: produce_outputs(work.job.kafka, work.outputs))
+        if dead:
+            effect(DEAD_LETTER, lambda: _dead_letters(work.job, dead))
     work.report.counts.outputs += len(work.outputs)
     # Only here, because items of one record that failed in several tasks are one dead letter.
     work.report.counts.reasons.update(one.reason.value for one in dead)

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from aggregations.definition.element import Element, Record
 from aggregations.definition.flow import END_OF_FLOW, Flow, Stage
 from aggregations.per_message.arrivals import Arrival, standing_of
+from aggregations.per_message.judging import judge_stage
 from aggregations.per_message.ledger import Entry
 from aggregations.per_message.loop import MessageLoop
 from aggregations.per_message.stage import Decided, KeyState, fold_stage
@@ -64,7 +66,27 @@ class Elements:
             applied = self._at(stage, arrivals)
         self._removed(END_OF_FLOW, len(flow.stages), applied)
         loop.leave(applied)
+        self._settle()
         return self._rows, tuple(sorted({one.topic for one in loop.outputs}))
+
+    def _settle(self) -> None:
+        """Decide by the state behind a filter what the filter's own does not show."""
+        stages, rows = self._flow.stages, self._rows
+        letters = {one.facts.stage for one in self._evidence.letters if one.facts is not None}
+        for stage, following in reversed(list(pairwise(stages))):
+            own = next((row for row in rows if row.stage == stage.name), None)
+            if stage.aggregate.rule is None or own is None or own.outcome is not Outcome.UNDECIDED:
+                continue
+            behind = [row for row in rows if row.stage == following.name]
+            rejected = following.name in letters
+            if any(row.outcome is Outcome.FOLDED or row.waits or rejected for row in behind):
+                why = f"the filter passed it on: stage {following.name} has it"
+                rows[rows.index(own)] = replace(own, outcome=Outcome.FOLDED, why=why, verdict=None, earlier=None)
+            elif behind and all(row.outcome is Outcome.MISSING for row in behind):
+                why = own.why if own.verdict is not None else "the filter dropped it"
+                why += f": stage {following.name} does not have it"
+                at = rows.index(own)
+                rows[at:] = [replace(own, outcome=Outcome.DROPPED, why=why)]
 
     def _removed(self, stage: str, index: int, applied: Applied) -> None:
         flow = self._flow
@@ -87,7 +109,8 @@ class Elements:
             if row.outcome in (Outcome.FOLDED, Outcome.UNDECIDED):
                 passed.append(replace(arrival, transit=True))
         # As for a redriven record that passes a stage: what an `emit` makes of the state as it is now.
-        outcome = fold_stage(stage.aggregate, states, passed, batch=run.batch, siblings=siblings)
+        pass_on = fold_stage if stage.aggregate.rule is None else judge_stage
+        outcome = pass_on(stage.aggregate, states, passed, batch=run.batch, siblings=siblings)
         return self._loop.onward(stage, outcome)
 
     def _closed_us(self, stage: Stage) -> int | None:
