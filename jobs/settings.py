@@ -10,7 +10,7 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -34,6 +34,7 @@ T = TypeVar("T")
 
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
+_LONGEST_SECONDS: Final = 100 * 365 * 86_400.0
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -224,12 +225,14 @@ def seconds(text: str, option: str) -> float:
     """Read a duration, the value of an option: `500ms`, `1s`, `2m`, `1h`, or a bare number of seconds.
 
     Raises:
-        UsageError: It is not a duration, or not above zero.
+        UsageError: It is not a duration, not above zero, or longer than a hundred years.
     """
     found = _DURATION.fullmatch(text.strip())
     length = float(found[1]) * _SECONDS[found[2] or "s"] if found else 0.0
     if length <= 0:
         raise UsageError(f"{option}: {text!r} is not a duration; write for example 500ms, 1s, 2m or 1h")
+    if length > _LONGEST_SECONDS:
+        raise UsageError(f"{option}: the duration is longer than a hundred years")
     return length
 
 
@@ -237,11 +240,12 @@ def time(text: str, option: str) -> datetime:
     """Read a time with its zone, the value of an option.
 
     Raises:
-        UsageError: It is not a time in ISO 8601, or has no zone.
+        UsageError: It is not a time in ISO 8601, has no zone, or is not within the years 1 to 9999 in UTC.
     """
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
+        found.astimezone(UTC)  # fails if it is not within the years 1 to 9999 there
+    except (ValueError, OverflowError):
         found = None
     if found is None or found.tzinfo is None:
         raise UsageError(f"{option}: {text!r} is not a time with its zone; write for example 2026-11-24T06:00:00Z")

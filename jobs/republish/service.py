@@ -30,7 +30,7 @@ from persistence.growth import GROWN_UNDRAINED, METADATA_MAX_AGE_SECONDS
 from persistence.kafka import AcknowledgedProducer, BrokerError, KafkaSettings, Topics
 from persistence.names import FlowRef
 from persistence.protocol import StateStore
-from persistence.registry import preflight
+from persistence.registry import preflight, risks
 
 _LOG = logging.getLogger("headwater.republish")
 
@@ -174,8 +174,9 @@ class Republisher:
             raise UsageError(
                 f"{', '.join(both)} is read and written: messages would loop forever; write to another topic"
             )
-        if (unknown := sorted(self._accept - {*_RISKS})) and not store:  # a store has risks of its own
-            raise UsageError(f"unknown risk {', '.join(unknown)}; choose from {', '.join(_RISKS)}")
+        known = (*_RISKS, *(sorted(risks(store)) if isinstance(store, str) else ()))
+        if unknown := sorted(self._accept - {*known}):
+            raise UsageError(f"unknown risk {', '.join(unknown)}; choose from {', '.join(known)}")
         self._check_filter()
 
     def _check_filter(self) -> None:

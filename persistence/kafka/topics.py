@@ -219,10 +219,10 @@ class Topics:
 
         Args:
             name: The topic.
-            time_ms: Time in milliseconds since 1970.
+            time_ms: Time in milliseconds since 1970; earlier ones count as 1970, because no record has one.
         """
         parts = [TopicPartition(name, part) for part in range(self.partitions([name])[name])]
-        found = self._until(lambda: self._list_offsets(parts, OffsetSpec.for_timestamp(time_ms)))
+        found = self._until(lambda: self._list_offsets(parts, OffsetSpec.for_timestamp(max(time_ms, 0))))
         return {part.partition: offset for part, offset in found.items()}
 
     def ends(self, names: Iterable[str]) -> dict[TopicPartition, int]:
