@@ -9,6 +9,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from jobs.directory import FILE, Directory
 from jobs.environment import DEBUG, SPARK_LOG_LEVEL, STORE, UsageError
 from persistence.kafka import KafkaSettings
 from persistence.kafka.settings import ENV_PREFIX
+from persistence.registry import open_store
 from persistence.urls import redact
 
 BOOTSTRAP: Final = f"{ENV_PREFIX}BOOTSTRAP"
@@ -198,6 +200,21 @@ def of_flow(
     entries = first("journal", ("--journal", journal), (FILE, file.journal))
     number = first("generation", ("--generation", generation), (FILE, file.generation), (DEFAULT, 1))
     return FlowSettings(bind(flow, urls), letters, number or 1, origins, entries)
+
+
+def check_shared(what: str, url: str) -> None:
+    """Refuse a store that ends with this process.
+
+    Args:
+        what: What it is, for the error.
+        url: Its URL.
+
+    Raises:
+        UsageError: It is in memory.
+    """
+    with closing(open_store(url)) as store:
+        if not store.capabilities.shared:
+            raise UsageError(f"{what} is in the memory of one process: give another one with --store URL")
 
 
 def _given(texts: Sequence[str]) -> dict[str, str]:

@@ -108,7 +108,7 @@ class Batches:
         self.slots = executor.routes
         self.idle: Collection[TopicPartition] = ()
         self._retirement = Retirement(self._run)
-        self._final = FinalSnapshots(self._run, self._produce)
+        self._final = FinalSnapshots(self._run, self._publish_closed)
         self._watches = watches
         self._kafka = kafka
         self._dead_letters = dead_letters
@@ -122,10 +122,6 @@ class Batches:
         self._journal = journal
         self._sends = sends
         self._tries = 0
-
-    def _produce(self, stage: str, outputs: Sequence[OutputMessage]) -> None:
-        if self._sends:
-            effect(close_of(stage), lambda: produce_outputs(self._kafka, outputs))
 
     def commit_batch(self, tasks: Sequence[Slot], ends: Mapping[TopicPartition, int]) -> None:
         """Fold and persist what these slots read, and write its manifest into every store."""
@@ -181,6 +177,11 @@ class Batches:
                 self.total.counts.records,
                 width,
             )
+
+    def _publish_closed(self, stage: str, outputs: Sequence[OutputMessage]) -> None:
+        """Produce the states of a stage's windows that have closed."""
+        if self._sends:
+            effect(close_of(stage), lambda: produce_outputs(self._kafka, outputs))
 
     def leave(self, counts: Report) -> None:
         """Publish the windows that have closed, then remove the states that are due."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 
+from jobs.cli.comparing import show_differences
 from jobs.cli.errors import Exit
 from jobs.cli.explaining import Ranges
 from jobs.cli.options import (
@@ -106,7 +107,7 @@ def rehearse(
     if json:
         emit(found.as_json())
     else:
-        _show(found.comparison, "old", "new")
+        show_differences(found.comparison, "old", "new")
         table(
             [
                 ("records", found.old.records, found.new.records),
@@ -179,7 +180,7 @@ def audit(
     if json:
         emit(result.as_json())
     else:
-        _show(result.comparison, "live", "folded")
+        show_differences(result.comparison, "live", "folded")
         holes = [(f"holes of dead letters: {name}", *both) for name, both in result.holes.items() if any(both)]
         if any(result.listed):
             holes.append(("dead letters in the ledger", *result.listed))
@@ -202,32 +203,6 @@ def _told(title: str) -> "Iterator[Told]":
             bar(done, total, f"{done:,}{'' if total is None else f' of {total:,}'} {what}")
 
         yield told
-
-
-def _show(comparison: "Comparison", old: str, new: str) -> None:
-    from jobs.table.view import key_as_text
-
-    stages = comparison.stages.items()
-    table(
-        ((name, one.same, one.rounded, one.changed, one.only_old, one.only_new) for name, one in stages),
-        ["stage", "same", "rounded", "changed", f"only {old}", f"only {new}"],
-        left=["stage"],
-    )
-    fields = [
-        (name, field or "(state)", one.changed, *((one.total, one.largest) if one.numbers else (None, None)))
-        for name, found in stages
-        for field, one in found.fields.items()
-        if one.changed
-    ]
-    if fields:
-        table(
-            fields,
-            ["stage", "field", "changed", f"sum of {new} - {old}", "largest"],
-            left=["stage", "field"],
-        )
-    sample = [(name, key_as_text(one.key), one.old, one.new) for name, found in stages for one in found.sample]
-    if sample:
-        table(sample, ["stage", "key", old, new], left=["stage", "key", old, new])
 
 
 def _letters(old: Mapping[str, int], new: Mapping[str, int]) -> list[tuple[Any, ...]]:

@@ -1,6 +1,5 @@
 """Live states are compared with a new fold of their history, on a real broker."""
 
-import random
 import threading
 import uuid
 from collections.abc import Callable
@@ -22,7 +21,6 @@ from aggregations.definition.windows import tumbling
 from aggregations.errors import DefinitionChangedError, RunRefusedError
 from aggregations.local import run_local
 from aggregations.report import Report
-from envelope import Envelope, Hop, encode
 from jobs.backup import snapshot
 from jobs.dead_letters.redrive import redrive
 from jobs.environment import UsageError
@@ -33,7 +31,7 @@ from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from tests.messages import Leg
 from tests.support.flows import BROKEN, Totals, fleet, relay, served, spending, totals
-from tests.support.refolding import audited, delete_before, history, tamper
+from tests.support.refolding import at_times, audited, delete_before, history, tamper
 from tests.support.world import Sent, World, alone, legs, republished
 
 pytestmark = [pytest.mark.integration]
@@ -138,10 +136,6 @@ def test_states_that_cannot_be_compared_are_refused(world: World, tmp_path: Path
         audited(world, flow, stages=["ship"])
 
 
-BEGIN_US = 1_600_000_000_000_000
-MINUTE_US = 60_000_000
-
-
 def timed(topic: str) -> Flow[Any]:
     """Windows, sessions and states that expire, all of which leave the store while the flow runs."""
     fold = Fields(legs=count(), minutes=total("minutes"))
@@ -153,19 +147,6 @@ def timed(topic: str) -> Flow[Any]:
         .aggregate("window", "carrier", fold, window=tumbling("10m", lateness="5m", retention="10m"))
         .aggregate("all", pl.lit("all"), Fields(tails=approximate_distinct("tail"), spread=quantiles("minutes", k=8)))
     )
-
-
-def at_times(found: list[Any], begin: int = 0) -> list[Sent]:
-    """Legs that took off in turn, a minute apart, each up to three minutes early; some are sent again soon after."""
-    rng, messages = random.Random(begin), []
-    for i, one in enumerate(found, begin):
-        hop = Hop("raw", i % 3, i // 3, via="kit", index=0, count=1)
-        time = BEGIN_US + (i - rng.randrange(3)) * MINUTE_US
-        value = encode(Envelope(one.SerializeToString(), (hop,), key=one.tail.encode(), event_time_us=time))
-        messages.append(Sent(value, one.tail.encode()))
-        if rng.randrange(5) == 0:
-            messages.append(messages[rng.randrange(max(len(messages) - 4, 0), len(messages))])
-    return messages
 
 
 def test_windows_sessions_and_states_that_have_left_are_no_drift(world: World, tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from aggregations.definition.aggregates import count, maximum, total
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
+from aggregations.definition.windows import tumbling
 from aggregations.errors import RunRefusedError
 from jobs.refolding.rehearse import Rehearsal, rehearse
 from tests.messages import Leg
 from tests.support.flows import FUELS, fleet, relay
-from tests.support.refolding import delete_before, history
+from tests.support.refolding import at_times, delete_before, history
 from tests.support.world import Sent, World, alone, legs
 
 pytestmark = [pytest.mark.integration]
@@ -141,6 +142,21 @@ def test_a_flow_without_a_stage_is_compared_by_what_it_publishes(world: World, t
     assert (same.differs, same.new.outputs > 200, world.records(target)) == (False, True, [])
     fewer = Flow("relay").source(Topic(world.topic, Leg)).filter(pl.col("carrier") != "AA").publish(target)
     assert rehearsed(world, fewer, relay(world.topic, target)).differs
+
+
+def test_windows_that_are_published_when_they_close_are_counted_and_not_sent(
+    world: World, topic: Callable[..., str]
+) -> None:
+    target, fold = topic(name="closed"), Fields(legs=count())
+    source = Flow("closing").source(Topic(world.topic, Leg))
+    flow = source.aggregate("window", "tail", fold, window=tumbling("10m", retention="10m"))
+    flow = flow.publish_states(target, on="close")
+    world.send(at_times(legs(200)))
+    found = rehearsed(world, flow, flow)
+    assert found.new.outputs > 20, found.as_json()
+    assert (found.differs, world.records(target)) == (False, [])
+    world.run(flow, max_records=50)
+    assert len(world.records(target)) == found.new.outputs
 
 
 def test_a_definition_with_another_source_reads_that_as_well(world: World, topic: Callable[..., str]) -> None:

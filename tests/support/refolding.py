@@ -1,5 +1,6 @@
 """History in Kafka, live states of it, and their audit."""
 
+import random
 from contextlib import closing
 from typing import Any
 
@@ -8,12 +9,29 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from aggregations.definition.flow import Flow
+from envelope import Envelope, Hop, encode
 from jobs.refolding.audit import Audit, audit
 from persistence.protocol import FlowRef, Write
 from persistence.record import decode_record, encode_record
 from persistence.registry import open_store
 from tests.messages import Leg
 from tests.support.world import Sent, World, alone, legs, republished
+
+BEGIN_US = 1_600_000_000_000_000
+MINUTE_US = 60_000_000
+
+
+def at_times(found: list[Any], begin: int = 0) -> list[Sent]:
+    """Legs that took off in turn, a minute apart, each up to three minutes early; some are sent again soon after."""
+    rng, messages = random.Random(begin), []
+    for i, one in enumerate(found, begin):
+        hop = Hop("raw", i % 3, i // 3, via="kit", index=0, count=1)
+        time = BEGIN_US + (i - rng.randrange(3)) * MINUTE_US
+        value = encode(Envelope(one.SerializeToString(), (hop,), key=one.tail.encode(), event_time_us=time))
+        messages.append(Sent(value, one.tail.encode()))
+        if rng.randrange(5) == 0:
+            messages.append(messages[rng.randrange(max(len(messages) - 4, 0), len(messages))])
+    return messages
 
 
 def history(world: World, count: int = 200) -> list[Any]:
