@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from jobs.explaining.blame import Blame, blame
     from jobs.explaining.explain import explain
     from jobs.explaining.outcome import Explanation, Fate, Outcome
+    from jobs.refolding.audit import Audit, audit
+    from jobs.refolding.rehearse import Rehearsal, rehearse
     from jobs.settings import kafka
     from jobs.submit import run
     from jobs.table.source import StatesSource
@@ -20,21 +22,25 @@ if TYPE_CHECKING:
     from jobs.views import States, View, states
 
 __all__ = [
+    "Audit",
     "Blame",
     "Explanation",
     "Fate",
     "Found",
     "Outcome",
     "Place",
+    "Rehearsal",
     "Restored",
     "Snapshot",
     "States",
     "StatesSource",
     "Step",
     "View",
+    "audit",
     "blame",
     "explain",
     "kafka",
+    "rehearse",
     "restore",
     "run",
     "snapshot",
@@ -47,6 +53,8 @@ _MODULES: Final = {
     "explaining.blame": ("Blame", "blame"),
     "explaining.explain": ("explain",),
     "explaining.outcome": ("Explanation", "Fate", "Outcome"),
+    "refolding.audit": ("Audit", "audit"),
+    "refolding.rehearse": ("Rehearsal", "rehearse"),
     "settings": ("kafka",),
     "submit": ("run",),
     "table.source": ("StatesSource",),

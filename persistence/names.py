@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 # Names become parts of keys, tables and file names in every store, so they contain no separator and no space.
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}\Z")
+MAX_GENERATION = 999_999_999
+"""The hop of a redriven record names a generation with up to nine digits (`envelope.redrive`)."""
 
 
 def check_name(kind: str, name: str) -> str:
@@ -34,8 +36,10 @@ class FlowRef:
 
     def __post_init__(self) -> None:
         check_name("flow", self.flow)
-        if self.generation < 1:
-            raise ValueError(f"generation {self.generation} of flow {self.flow}: generations count from 1")
+        if not 1 <= self.generation <= MAX_GENERATION:
+            raise ValueError(
+                f"generation {self.generation} of flow {self.flow}: generations count from 1 to {MAX_GENERATION}"
+            )
 
     def __str__(self) -> str:
         return f"flow {self.flow}, generation {self.generation}"

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
@@ -14,9 +14,10 @@ from aggregations.engine.group_offsets import GroupOffsets
 from aggregations.engine.journal import Journal
 from aggregations.engine.opening import Opening
 from aggregations.engine.partition_watch import PartitionWatch
-from aggregations.engine.ranges import Range, Source, before, slots_of, within
+from aggregations.engine.ranges import Range, Source, aligned, before, slots_of
 from aggregations.engine.retry import StoppedError
 from aggregations.errors import SparkEndedError
+from aggregations.per_message.times import Times, times_in
 from aggregations.report import Report
 from aggregations.run.closing import IdlePartitions
 from aggregations.run.holding import holders
@@ -59,11 +60,12 @@ class Engine:
         executor: Folds and persists each batch.
         kafka: Settings of the Kafka cluster.
         dead_letters: Dead-letter topic; None if a record that cannot be used ends the run.
-        group: Consumer group whose offsets show the flow's progress.
+        group: Consumer group whose offsets show the flow's progress; None if none does.
         progress: Called after each batch with its report.
         stop: Set to end the run.
         metadata_max_age: Seconds for which producers may not know of new partitions.
         journal: Topic of the flow's journal; None if it has none.
+        sends: Send outputs and dead letters; otherwise they are only counted.
     """
 
     def __init__(
@@ -74,11 +76,12 @@ class Engine:
         *,
         kafka: KafkaSettings,
         dead_letters: str | None,
-        group: str,
+        group: str | None,
         progress: Callable[[Report], None] | None,
         stop: threading.Event,
         metadata_max_age: float,
         journal: str | None = None,
+        sends: bool = True,
     ) -> None:
         self.flow = flow
         self.run = opening.run
@@ -95,21 +98,33 @@ class Engine:
             progress=progress,
             stop=stop,
             journal=self._journal,
+            sends=sends,
         )
         self._sources = [Source(opening.topics, topic, widens=not flow.keeps_order) for topic in opening.run.sources]
         self._turns = Turns(opening.run)
+        self._topic_ids = opening.topic_ids
+        limits = {name: topic.skew_seconds for name, topic in flow.topics.items()}
+        self._skews = {name: seconds for name, seconds in limits.items() if seconds is not None}
         self._stop = stop
         self._looked = 0.0
         self._warned = False
         self._idle_partitions = IdlePartitions({name: topic.idle_seconds for name, topic in flow.topics.items()})
 
-    def stream(self, *, until_caught_up: bool, trigger_seconds: float, max_records: int) -> Report:
+    def stream(
+        self,
+        *,
+        until_caught_up: bool,
+        trigger_seconds: float,
+        max_records: int,
+        ends: Mapping[TopicPartition, int] | None = None,
+    ) -> Report:
         """Commit batch after batch until the run is stopped, or has caught up.
 
         Args:
-            until_caught_up: Stop at the current ends of the partitions.
+            until_caught_up: Stop at the current ends of the partitions, or at `ends`.
             trigger_seconds: At most one batch in this time, in seconds; unused with `until_caught_up`.
             max_records: Maximum number of records of one batch; 0 for no limit.
+            ends: Where to stop in each partition; others are not read. None for the current ends.
 
         Returns:
             The counts of all batches.
@@ -117,9 +132,9 @@ class Engine:
         total = self.batches.total
         seconds = 0.0 if until_caught_up else max(trigger_seconds, _LEAST_SECONDS)
         try:
-            total.counts.removed.update(self.batches.remove())  # what a crashed run left
+            self.batches.leave(total.counts)  # what a crashed run left
             with self._cancelling():
-                self._loop(seconds, max_records, until_caught_up=until_caught_up)
+                self._loop(seconds, max_records, ends, until_caught_up=until_caught_up)
         except StoppedError:
             return total.counts  # it may have persisted a part, which the next run must not treat as proven
         except SparkEndedError:
@@ -134,8 +149,15 @@ class Engine:
         finish(self.run)
         return total.counts
 
-    def _loop(self, trigger_seconds: float, max_records: int, *, until_caught_up: bool) -> None:
-        goal: dict[TopicPartition, int] | None = None
+    def _loop(
+        self,
+        trigger_seconds: float,
+        max_records: int,
+        ends: Mapping[TopicPartition, int] | None,
+        *,
+        until_caught_up: bool,
+    ) -> None:
+        goal = ends
         began, begun = time.monotonic(), False
         while not self._stop.is_set():
             begin = time.monotonic()
@@ -143,18 +165,18 @@ class Engine:
             self._note_idle(backlog)
             if self._stop.is_set():
                 return
-            if not begun:
-                self._turns.begin({one.place: one.end for one in backlog})
-                begun = True
             if until_caught_up:
                 goal = goal if goal is not None else {one.place: one.end for one in backlog}
                 backlog = before(backlog, goal)
-            if ranges := within(self._turn(backlog), max_records):
+            if not begun:
+                self._turns.begin({one.place: one.end for one in backlog})
+                begun = True
+            if ranges := aligned(self._turn(backlog), max_records, self._reached(), self._skews):
                 self._commit(ranges)
             elif until_caught_up:
                 if not [one for one in self._watches.values() if one.widened()]:
                     return
-                goal = None
+                goal = ends
             else:
                 self._idle(began)
             if ranges == backlog:  # otherwise a whole batch is left
@@ -164,6 +186,10 @@ class Engine:
         """The ranges of the part of the flow that is read next."""
         part = self._turns.next([one.topic for one in backlog])
         return [] if part is None else [one for one in backlog if one.topic in part.topics]
+
+    def _reached(self) -> Times:
+        """The event time that each partition has reached, if that decides what is read next."""
+        return times_in(self.run.manifest, self._topic_ids) if self._skews else {}
 
     @contextmanager
     def _cancelling(self) -> Iterator[None]:
@@ -213,9 +239,11 @@ class Engine:
             return
         if found := holders(self.flow, run.manifest.positions, unread):
             self._warned = True
+            waits = ", and windows are not published," if any(one.final_snapshots for one in self.flow.stages) else ""
             _LOG.warning(
-                "windows that have closed and states that have expired stay in the stores as long as these partitions have "
+                "windows that have closed and states that have expired stay in the stores%s as long as these partitions have "
                 "no newer record: %s. Set Topic(%r, idle='10m') to go on without partitions that are silent for so long",
+                waits,
                 ", ".join(map(str, found[:_SHOWN])) + (f" and {len(found) - _SHOWN} more" if found[_SHOWN:] else ""),
                 found[0].place.topic,
             )

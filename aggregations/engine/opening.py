@@ -95,7 +95,7 @@ def outputs_of(flow: Flow[Any]) -> list[str]:
         topic
         for step in flattened(flow.every_step)
         if isinstance(step, Publish | PublishStates)
-        for topic in (step.targets if isinstance(step, Publish) else (step.topic,))
+        for topic in step.targets
     ]
 
 
@@ -106,18 +106,20 @@ def open_run(
     stores: Mapping[str, str],
     dead_letters: str | None,
     journal: str | None = None,
-    group: str,
+    group: str | None,
     generation: int,
     accept: Sequence[str],
     planned: Callable[[Plan], None] | None = None,
     start: Starts = EARLIEST,
     only_looks: bool = False,
+    sends: bool = True,
 ) -> Opening:
     """Acquire an epoch, read the manifests, compare them with the broker, decide where to start, and note it.
 
     Args: see `aggregations.spark.runner.run_flow`, and
 
         only_looks: Acquire no epoch and write nothing; all checks that could refuse the run are still made.
+        sends: Outputs and dead letters are sent, and the group's offsets are known; otherwise `group` is None.
 
     Raises:
         RunRefusedError: It would be unsafe to continue and the risk is not accepted.
@@ -126,7 +128,8 @@ def open_run(
     """
     sources, topics = list(flow.topics), Topics(kafka)
     facts = topics.describe(sources)
-    topics.check_rights(read=sources, write=[*outputs_of(flow), *filter(None, (dead_letters, journal))])
+    written = [*outputs_of(flow), *filter(None, (dead_letters, journal))] if sends else []
+    topics.check_rights(read=sources, write=written)
     streams = list(flow.parts[-1].topics)  # of a table, compaction keeps what is needed
     for found in (compaction(topics.cleanup_policies(streams)), *map(preflight, dict.fromkeys(stores.values()))):
         refuse(found, accept)
@@ -136,7 +139,8 @@ def open_run(
         run = (look if only_looks else begin)(flow, stores, generation=generation, accept=accept)
         stack.callback(run.close)
         refuse(check_durability([(name, one.capabilities) for name, one in run.distinct_stores()]), accept)
-        committed, marks = topics.group_offsets(group, sources), topics.marks(sources)
+        committed = {} if group is None else topics.group_offsets(group, sources)
+        marks = topics.marks(sources)
         plans = []
         for source in sources:
             broker = Broker(

@@ -1,15 +1,15 @@
 """Runs a flow in this process, without Spark."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 from aggregations.definition.arguments import check_type
 from aggregations.definition.flow import Flow
 from aggregations.engine.clients import own_clients
 from aggregations.engine.engine import MAX_RECORDS, Engine
-from aggregations.engine.opening import check_arguments, open_run
+from aggregations.engine.opening import Opening, check_arguments, open_run
 from aggregations.local.executor import LocalExecutor
 from aggregations.report import Report
 from aggregations.run.binding import bind
@@ -89,19 +89,31 @@ def run_local(
         start=start,
         planned=planned,
     )
+    with local_engine(
+        flow,
+        opening,
+        kafka=kafka,
+        dead_letters=dead_letters,
+        group=group,
+        progress=progress,
+        stop=stop or threading.Event(),
+        metadata_max_age=metadata_max_age,
+        journal=journal,
+    ) as engine:
+        return engine.stream(until_caught_up=until_caught_up, trigger_seconds=trigger_seconds, max_records=max_records)
+
+
+@contextmanager
+def local_engine(flow: Flow[Any], opening: Opening, *, kafka: KafkaSettings, **given: Any) -> Iterator[Engine]:
+    """The engine of a run in this process, with consumers and a producer of its own; the run is closed after the block.
+
+    Args:
+        flow: The flow.
+        opening: The run.
+        kafka: Settings of the Kafka cluster.
+        given: Further arguments of `Engine`.
+    """
     run = opening.run
     opened = {run.urls[name]: store for name, store in run.stores.items()}
     with closing(run), own_clients(kafka, opening.topics, opened), closing(LocalExecutor(flow, kafka)) as executor:
-        engine = Engine(
-            flow,
-            opening,
-            executor,
-            kafka=kafka,
-            dead_letters=dead_letters,
-            group=group,
-            progress=progress,
-            stop=stop or threading.Event(),
-            metadata_max_age=metadata_max_age,
-            journal=journal,
-        )
-        return engine.stream(until_caught_up=until_caught_up, trigger_seconds=trigger_seconds, max_records=max_records)
+        yield Engine(flow, opening, executor, kafka=kafka, **given)

@@ -9,7 +9,7 @@ import msgspec
 
 from aggregations.definition.flow import Flow, Stage
 from aggregations.definition.stages import continues
-from aggregations.errors import RunRefusedError
+from aggregations.run.border import check_whole
 from aggregations.run.common import common
 from aggregations.run.consistency import check_marks, check_stores, check_turns, lost_manifests
 from aggregations.run.retire import check_can_expire
@@ -52,6 +52,8 @@ def begin(
         run.accept_disorder = Risk.GROWN_UNDRAINED in accept
         run.accept_eviction = Risk.GROWTH_FULL in accept
         ref, ordered = run.ref, run.distinct_stores()
+        run.manifests = [(name, store.load_manifest(ref)) for name, store in ordered]
+        check_whole(ref, run.manifests)  # before the epoch, which would fence a restore that is at work
         authority = ordered[0][1]
         above = max(store.installed_epoch(ref) for _, store in ordered)
         run.epoch = effect(EPOCH, lambda: authority.acquire_epoch(ref, above=above))
@@ -117,7 +119,7 @@ def _read(run: Run, accept: Sequence[str]) -> None:
     run.times = max(
         (manifest.times for _, manifest in run.manifests if manifest), key=lambda times: times[-1:], default=()
     )
-    _check_whole(run)
+    check_whole(run.ref, run.manifests)
     refuse(_findings(run), accept)
     for stage in _redefined(run):
         check_states(stage, run.stage_ref(stage), run.stores[stage.name])
@@ -126,24 +128,12 @@ def _read(run: Run, accept: Sequence[str]) -> None:
     run.growths = {topic: growing[topic] for topic in run.sources if topic in growing}
 
 
-def _check_whole(run: Run) -> None:
-    """Refuse stores that have a part of a snapshot.
-
-    Raises:
-        RunRefusedError: A restore into one of them was interrupted, or is at work.
-    """
-    if any(manifest.restoring for _, manifest in run.manifests if manifest is not None):
-        raise RunRefusedError(
-            f"{run.ref}: a snapshot is being restored, or this was interrupted. Repeat `headwater restore` with the same file"
-        )
-
-
 def _findings(run: Run) -> list[Finding]:
     """Read manifests and buckets, and return findings about inconsistencies."""
     run.acknowledged.learn(run.manifests, buckets := run.buckets())
     homes = run.homes()
     findings = [
-        *check_stores(run.flow.name, run.manifests, run.definitions(), homes),
+        *check_stores(run.flow.name, run.manifests, run.flow.definitions, homes),
         *check_marks(run.flow.name, run.manifests, buckets, homes, run.acknowledged.since),
         *lost_manifests(run.flow.name, _without_manifest(run, buckets)),
         *(check_turns(run.flow.name, run.manifests) if run.flow.tables else ()),

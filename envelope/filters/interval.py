@@ -136,6 +136,7 @@ class IntervalFilter:
     def _key(self, arrival: Any) -> bytes | None:
         key = arrival.key if self.key is None else extracted(self.key, arrival, "key")
         if isinstance(key, str):
+            identity_of(key)  # it can be encoded
             key = key.encode()
         if key is not None and not isinstance(key, bytes):
             raise EnvelopeError(Reason.TRANSFORM_FAILED, f"the key is of type {type(key).__name__}: use bytes or text")

@@ -25,6 +25,7 @@ from jobs.cli import (
     new,
     plan,
     redrive,
+    refolding,
     republish,
     run,
     schema,
@@ -68,6 +69,8 @@ for command in (
     tracing.trace,
     explaining.explain,
     explaining.blame,
+    refolding.rehearse,
+    refolding.audit,
     faults.faults,
 ):
     app.command()(command)

@@ -13,6 +13,7 @@ from aggregations.per_message.ledger import Entry
 from aggregations.per_message.loop import MessageLoop
 from aggregations.per_message.stage import Decided, KeyState, fold_stage
 from aggregations.per_message.steps import Applied, RejectedElement
+from aggregations.per_message.times import latest
 from aggregations.report import Report
 from aggregations.run.run import Run
 from aggregations.run.states import state_of
@@ -100,7 +101,7 @@ class Elements:
         ref, keys = run.stage_ref(stage), list(dict.fromkeys(arrival.key for arrival in arrivals))
         stored = run.stores[stage.name].load(ref, keys)
         states = {key: state_of(one, ref, key) for key, one in stored.items()}
-        closed_us, passed = self._event_time(), []
+        closed_us, passed = self._closed_us(stage), []
         for arrival in arrivals:
             state = states.get(arrival.key, KeyState())
             row = at_stage(stage, arrival, state, siblings, self._evidence, closed_us)
@@ -112,10 +113,12 @@ class Elements:
         outcome = pass_on(stage.aggregate, states, passed, batch=run.batch, siblings=siblings)
         return self._loop.onward(stage, outcome)
 
-    def _event_time(self) -> int | None:
+    def _closed_us(self, stage: Stage) -> int | None:
+        """The event time up to which windows of a stage are closed for the record."""
         manifest, place = self._run.manifest, self._place
         assert manifest is not None
-        return manifest.positions[place.topic][place.partition].time_us
+        own = manifest.positions[place.topic][place.partition].time_us
+        return latest(own, manifest.closing_us) if stage.final_snapshots else own
 
     def unread(self, own: Node, error: EnvelopeError, *, again: bool = True) -> None:
         """The record cannot be read."""

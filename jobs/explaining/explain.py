@@ -13,6 +13,7 @@ from typing import Any, Final
 from aggregations.definition.element import Record
 from aggregations.definition.flow import END_OF_FLOW, Flow
 from aggregations.report import Report
+from aggregations.run.border import check_whole
 from aggregations.run.common import common
 from aggregations.run.run import Run
 from envelope import Lineage, Node, Reason, Standing
@@ -368,7 +369,9 @@ def _facts(record: Record, read: Read | None) -> dict[str, Any]:
 
 @contextmanager
 def _opened(flow: Flow[Any], urls: Mapping[str, str], generation: int) -> Iterator[Run]:
-    """A flow's stores and manifests, read-only and unchecked: also those of a flow whose start would be refused."""
+    """A flow's stores and manifests, read-only: also those of a flow whose start would be refused, unless they have a
+    part of a snapshot.
+    """
     with ExitStack() as stack:
         handles = {}
         for url in dict.fromkeys(urls.values()):
@@ -377,5 +380,6 @@ def _opened(flow: Flow[Any], urls: Mapping[str, str], generation: int) -> Iterat
         ref = FlowRef(flow.name, generation)
         run = Run(flow, ref, {name: handles[url] for name, url in urls.items()}, urls, 0, None)
         run.manifests = [(name, store.load_manifest(ref)) for name, store in run.distinct_stores()]
+        check_whole(ref, run.manifests)
         run.advanced(common([manifest for _, manifest in run.manifests], ref))
         yield run

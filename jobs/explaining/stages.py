@@ -39,7 +39,7 @@ def at_stage(
         state: The state of its key now; an empty one if there is none.
         siblings: Policy for equal positions without index and id.
         evidence: What else is known about its record.
-        closed_us: Latest event time read from its partition; None if there is none.
+        closed_us: The event time up to which windows are closed for it; None if there is none.
     """
     standing, histories = arrival.standing, state.histories
     found = _decide(stage, arrival, state, siblings, evidence, closed_us)

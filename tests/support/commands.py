@@ -17,10 +17,11 @@ from jobs.stack.state import ServerState
 from tests.support.command_table import COMMANDS as OTHERS
 from tests.support.command_table import ELSEWHERE, NOW, STACK_KAFKA, Command, Option
 from tests.support.command_table_backup import BACKUP
+from tests.support.command_table_refolding import REFOLDING
 
 __all__ = ["COMMANDS", "ELSEWHERE", "IGNORED", "Calls", "Command", "Exact", "Option", "plant", "recorded_in"]
 
-COMMANDS = OTHERS | BACKUP
+COMMANDS = OTHERS | BACKUP | REFOLDING
 
 
 SETTINGS_FILE = '[kafka]\nbootstrap = "file:9092"\n'

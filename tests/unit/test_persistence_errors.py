@@ -2,8 +2,9 @@ import pickle
 
 import pytest
 
+from envelope.redrive import Redrive, read_via
 from persistence.errors import Conflict, Corrupt, Fenced, Terminal, Transient
-from persistence.names import FlowRef, StageRef
+from persistence.names import MAX_GENERATION, FlowRef, StageRef
 
 STAGE = StageRef("fleet", 2, "aircraft")
 
@@ -60,5 +61,8 @@ def test_a_name_that_could_break_a_stored_key_is_refused(name):
 def test_generations_count_from_one():
     with pytest.raises(ValueError):
         FlowRef("fleet", 0)
+    with pytest.raises(ValueError, match="from 1 to 999999999"):
+        FlowRef("fleet", 1_000_000_000)  # a redriven record could not name it
+    assert read_via(Redrive(application="fleet", generation=MAX_GENERATION).via) is not None
     assert FlowRef("fleet").stage("aircraft") == StageRef("fleet", 1, "aircraft")
     assert StageRef("fleet", 2, "aircraft").flow_ref == FlowRef("fleet", 2)
