@@ -75,6 +75,7 @@ class Batches:
         progress: Called after each batch with its report.
         stop: Set to end the run: a batch that waits for a retry is left to the next run.
         journal: The flow's journal; None if it has none.
+        held: Outputs are dropped and dead letters held.
 
     Attributes:
         total: What the tasks of all committed batches reported.
@@ -94,6 +95,7 @@ class Batches:
         progress: Callable[[Report], None] | None,
         stop: threading.Event,
         journal: Journal | None = None,
+        held: bool = False,
     ) -> None:
         self.total = TaskReport()
         self._flow = flow
@@ -115,6 +117,7 @@ class Batches:
         self._jobs = count(1)
         self._warned = False
         self._journal = journal
+        self._held = held
         self._tries = 0
 
     def commit_batch(self, tasks: Sequence[Slot], ends: Mapping[TopicPartition, int]) -> None:
@@ -340,4 +343,5 @@ class Batches:
             times=times_in(self._run.manifest, self._opening.topic_ids),
             removed=dict(self._retirement.removed),
             journaled=self._journal is not None,
+            held=self._held,
         )

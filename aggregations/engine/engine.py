@@ -11,6 +11,7 @@ from typing import Any
 from aggregations.definition.flow import Flow
 from aggregations.engine.batches import Batches, Executor
 from aggregations.engine.group_offsets import GroupOffsets
+from aggregations.engine.held import Rebuilding
 from aggregations.engine.journal import Journal
 from aggregations.engine.opening import Opening
 from aggregations.engine.partition_watch import PartitionWatch
@@ -64,6 +65,7 @@ class Engine:
         stop: Set to end the run.
         metadata_max_age: Seconds for which producers may not know of new partitions.
         journal: Topic of the flow's journal; None if it has none.
+        rebuilding: What is different in the run of a rebuild; None for any other run.
     """
 
     def __init__(
@@ -79,12 +81,14 @@ class Engine:
         stop: threading.Event,
         metadata_max_age: float,
         journal: str | None = None,
+        rebuilding: Rebuilding | None = None,
     ) -> None:
         self.flow = flow
         self.run = opening.run
         self._watches = {plan.topic: PartitionWatch(opening, plan, metadata_max_age) for plan in opening.plans}
         self._journal = None if journal is None else Journal(kafka, journal)
-        self._offsets = GroupOffsets(group, opening.topics, opening.run)
+        self._rebuilding = rebuilding
+        self._offsets = GroupOffsets(None if rebuilding else group, opening.topics, opening.run)
         self.batches = Batches(
             flow,
             opening,
@@ -95,6 +99,7 @@ class Engine:
             progress=progress,
             stop=stop,
             journal=self._journal,
+            held=rebuilding is not None,
         )
         self._sources = [Source(opening.topics, topic, widens=not flow.keeps_order) for topic in opening.run.sources]
         self._turns = Turns(opening.run)
@@ -147,7 +152,7 @@ class Engine:
                 self._turns.begin({one.place: one.end for one in backlog})
                 begun = True
             if until_caught_up:
-                goal = goal if goal is not None else {one.place: one.end for one in backlog}
+                goal = goal if goal is not None else self._goal(backlog)
                 backlog = before(backlog, goal)
             if ranges := within(self._turn(backlog), max_records):
                 self._commit(ranges)
@@ -159,6 +164,10 @@ class Engine:
                 self._idle(began)
             if ranges == backlog:  # otherwise a whole batch is left
                 self._stop.wait(max(begin + trigger_seconds - time.monotonic(), 0.0))
+
+    def _goal(self, backlog: Sequence[Range]) -> dict[TopicPartition, int]:
+        """Where a run stops that catches up: at the current ends, or at what the live generation has read."""
+        return {one.place: one.end for one in backlog} if self._rebuilding is None else dict(self._rebuilding.until())
 
     def _turn(self, backlog: list[Range]) -> list[Range]:
         """The ranges of the part of the flow that is read next."""

@@ -21,7 +21,7 @@ class GroupOffsets:
     """Writes the offsets of one run's consumer group. Advisory: a failure only affects what lag tools show.
 
     Args:
-        group: Name of the group.
+        group: Name of the group; None to write no offsets.
         topics: Administrative access to topics.
         run: The run.
 
@@ -29,7 +29,7 @@ class GroupOffsets:
         written_at: Monotonic time of the last write in seconds; 0 when this run has not written any yet.
     """
 
-    def __init__(self, group: str, topics: Topics, run: Run) -> None:
+    def __init__(self, group: str | None, topics: Topics, run: Run) -> None:
         self._group = group
         self._topics = topics
         self._run = run
@@ -38,10 +38,12 @@ class GroupOffsets:
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Write next offsets by topic and partition."""
         self.written_at = time.monotonic()
+        if (group := self._group) is None:
+            return
         try:
-            effect(CommitStep.OFFSETS, lambda: self._write(offsets))
+            effect(CommitStep.OFFSETS, lambda: self._write(group, offsets))
         except (BrokerError, StoreError) as error:
-            _LOG.warning("consumer group offsets of %s: %s", self._group, error)
+            _LOG.warning("consumer group offsets of %s: %s", group, error)
 
     def write_reached(self) -> None:
         """Write the next offsets of the sources that the manifest has."""
@@ -52,10 +54,10 @@ class GroupOffsets:
         if time.monotonic() - max(self.written_at, began) >= OFFSETS_SECONDS:
             self.write_reached()
 
-    def _write(self, offsets: Mapping[TopicPartition, int]) -> None:
+    def _write(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         # The epoch is checked right before the write: a run that was frozen since its batch would set a newer run's
         # offsets back.
         if self._run.superseded():
-            _LOG.warning("consumer group offsets of %s are left to the newer run", self._group)
+            _LOG.warning("consumer group offsets of %s are left to the newer run", group)
             return
-        self._topics.alter_group_offsets(self._group, offsets)
+        self._topics.alter_group_offsets(group, offsets)

@@ -83,6 +83,7 @@ class Job:
         times: Latest event time read, by topic and partition; empty in a flow without windows.
         removed: Due time up to which states have left the store, by stage, in seconds since 1970.
         journaled: Tasks note which records they drop.
+        held: Outputs are dropped and dead letters held: the run is that of a rebuild.
     """
 
     flow: Flow[Any]
@@ -115,6 +116,7 @@ class Job:
     times: Times = field(default_factory=dict)
     removed: Mapping[str, int] = field(default_factory=dict)
     journaled: bool = False
+    held: bool = False
 
     @property
     def folds_while_reading(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from aggregations.definition.flow import Flow
 from aggregations.definition.operators import Publish, PublishStates, flattened
+from aggregations.engine.held import Rebuilding
 from aggregations.errors import FlowError
 from aggregations.run.begin import begin, look
 from aggregations.run.consistency import check_durability
@@ -107,11 +108,12 @@ def open_run(
     dead_letters: str | None,
     journal: str | None = None,
     group: str,
-    generation: int,
+    generation: int | None,
     accept: Sequence[str],
     planned: Callable[[Plan], None] | None = None,
     start: Starts = EARLIEST,
     only_looks: bool = False,
+    rebuilding: Rebuilding | None = None,
 ) -> Opening:
     """Acquire an epoch, read the manifests, compare them with the broker, decide where to start, and note it.
 
@@ -133,7 +135,11 @@ def open_run(
         for finding in found:
             _LOG.warning("%s", finding)
     with ExitStack() as stack:
-        run = (look if only_looks else begin)(flow, stores, generation=generation, accept=accept)
+        if only_looks:
+            run = look(flow, stores, generation=generation, accept=accept)
+        else:
+            note = None if rebuilding is None else rebuilding.note
+            run = begin(flow, stores, generation=generation, accept=accept, rebuilt=note)
         stack.callback(run.close)
         refuse(check_durability([(name, one.capabilities) for name, one in run.distinct_stores()]), accept)
         committed, marks = topics.group_offsets(group, sources), topics.marks(sources)

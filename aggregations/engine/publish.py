@@ -8,6 +8,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from aggregations.definition.element import Record
 from aggregations.engine.clients import NEEDED, max_message_bytes, producer_of
+from aggregations.engine.held import hold
 from aggregations.engine.job import Job
 from aggregations.engine.path import Work
 from aggregations.errors import RunRefusedError
@@ -26,6 +27,8 @@ _SILENCE_SECONDS = 30.0
 def publish(work: Work) -> None:
     """Produce the outputs and dead letters of a task and return when all are acknowledged.
 
+    A rebuild sends nothing: see `aggregations.engine.held`.
+
     Raises:
         BrokerError: One was not acknowledged.
         RunRefusedError: There are dead letters and the flow has no dead-letter topic.
@@ -43,7 +46,7 @@ def publish(work: Work) -> None:
 
 
 def _outputs(work: Work) -> None:
-    if not work.outputs:
+    if not work.outputs or work.job.held:
         return
     producer = producer_of(work.job.kafka)
     for output in work.outputs:
@@ -62,15 +65,24 @@ def _dead_letters(job: Job, dead: Sequence[RejectedRecord]) -> None:
     by_record: dict[tuple[str, int, int], list[RejectedRecord]] = {}
     for one in dead:
         by_record.setdefault((one.own.topic, one.own.partition, one.own.offset), []).append(one)
-    producer = producer_of(job.kafka)
+    producer = None if job.held else producer_of(job.kafka)
     now = int(time.time() * 1000)
     for record in fetch_records(job, by_record):
         for one in by_record[record.topic, record.partition, record.offset]:
             message = dead_letter_record(
                 _letter(job, one, now, record.timestamp_ms), record.key, record.value, record.headers, size
             )
-            producer.send(job.dead_letters, message.value, message.key, message.headers)
-    producer.flush()
+            if producer is None:
+                hold(job, job.dead_letters, _name(one), message)
+            else:
+                producer.send(job.dead_letters, message.value, message.key, message.headers)
+    if producer is not None:
+        producer.flush()
+
+
+def _name(dead: RejectedRecord) -> str:
+    """What distinguishes a dead letter from the others of a flow: its record, stage and items."""
+    return f"{dead.own.topic}:{dead.own.partition}:{dead.own.offset} {dead.stage} {dead.items}"
 
 
 def _letter(job: Job, dead: RejectedRecord, now_ms: int, timestamp_ms: int) -> DeadLetterHeaders:

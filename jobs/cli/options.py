@@ -98,7 +98,7 @@ Generation: TypeAlias = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Number of the set of states; a rebuild writes a new one. Without it: headwater.toml, then 1.",
+        help="Number of the set of states; a rebuild writes a new one. Without it: headwater.toml, then the live one.",
         show_default=False,
     ),
 ]

@@ -156,7 +156,7 @@ def inspect(
     shown = _show(views, shape, output, limit)
     if keys is not None and found.stage(name).aggregate.window is not None:
         shown, limit = sum(any(True for _ in read(keys=[one], start=start)) for one in keys), None  # keys, not windows
-    say(chosen.store_line(name))
+    say(chosen.store_line(name, views.ref.generation))
     if keys is not None and shown < min(len(keys), limit or len(keys)):
         say(f"stage {name} has no state for {len(keys) - shown} of {counted(len(keys), 'key')}")
     elif not shown and given and any(True for _ in read()):

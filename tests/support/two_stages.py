@@ -41,6 +41,6 @@ def one_stage():
 def stored(run):
     """The manifests without their data about stages, and without times."""
     found = [store.load_manifest(run.ref) for _, store in run.distinct_stores()]
-    assert [list(one.definitions.items()) for one in found] == [list(run.definitions().items())] * len(found)
+    assert [list(one.definitions.items()) for one in found] == [list(run.flow.definitions.items())] * len(found)
     assert [one.kept for one in found] == [("a",), ("b",)]
     return [msgspec.structs.replace(one, definitions={}, kept=(), times=()) for one in found]

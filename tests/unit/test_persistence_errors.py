@@ -3,7 +3,7 @@ import pickle
 import pytest
 
 from persistence.errors import Conflict, Corrupt, Fenced, Terminal, Transient
-from persistence.names import FlowRef, StageRef
+from persistence.names import FlowRef, StageRef, check_generation
 
 STAGE = StageRef("fleet", 2, "aircraft")
 
@@ -58,7 +58,10 @@ def test_a_name_that_could_break_a_stored_key_is_refused(name):
 
 
 def test_generations_count_from_one():
-    with pytest.raises(ValueError):
-        FlowRef("fleet", 0)
+    for number in (0, -1):
+        with pytest.raises(ValueError, match="count from 1"):
+            check_generation("fleet", number)
+    with pytest.raises(ValueError, match="count from 1"):
+        FlowRef("fleet", -1)
     assert FlowRef("fleet").stage("aircraft") == StageRef("fleet", 1, "aircraft")
     assert StageRef("fleet", 2, "aircraft").flow_ref == FlowRef("fleet", 2)
