@@ -1,0 +1,77 @@
+"""Results of the commands that rebuild and swap generations."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from aggregations.report import Report
+from jobs.comparing import Comparison
+
+
+@dataclass(slots=True)
+class Replayed:
+    """Result of a rebuild.
+
+    Attributes:
+        flow: Name of the flow.
+        generation: The generation that was rebuilt.
+        live: The live generation.
+        report: Counts of what was folded by this command. Outputs were not sent, and dead letters are held.
+        behind: Offsets that the live generation has folded since, and the rebuild has not.
+    """
+
+    flow: str
+    generation: int
+    live: int
+    report: Report = field(default_factory=Report)
+    behind: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as a JSON object."""
+        return {
+            "flow": self.flow,
+            "generation": self.generation,
+            "live": self.live,
+            "records": self.report.records,
+            "batches": self.report.batches,
+            "dead_letters": dict(self.report.reasons),
+            "outputs": self.report.outputs,
+            "behind": self.behind,
+        }
+
+
+@dataclass(slots=True)
+class Swapped:
+    """Result of a swap.
+
+    Attributes:
+        flow: Name of the flow.
+        live: The generation that is live now.
+        previous: The generation that was live before.
+        done: Whether they were swapped; False if the differences were declined.
+        report: Counts of what the rebuild folded by this command.
+        comparison: The differences between the two, of the same records.
+        dead_letters: Held dead letters that were sent.
+        states: States that were published (`publish_states`).
+    """
+
+    flow: str
+    live: int
+    previous: int
+    done: bool
+    report: Report
+    comparison: Comparison
+    dead_letters: int = 0
+    states: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as a JSON object."""
+        return {
+            "flow": self.flow,
+            "live": self.live,
+            "previous": self.previous,
+            "swapped": self.done,
+            "records": self.report.records,
+            "differences": self.comparison.as_json(),
+            "dead_letters": self.dead_letters,
+            "states": self.states,
+        }
