@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from aggregations.definition.flow import Flow
@@ -12,10 +13,11 @@ from aggregations.report import Report
 from aggregations.run.plan import Plan
 from aggregations.run.restore import SNAPSHOT_VERSIONS
 from aggregations.run.risks import check_accept, refuse
-from jobs.comparing import SAMPLE, Comparison
+from jobs.comparing import SAMPLE
 from jobs.environment import UsageError
+from jobs.refolding.fold import WORK
 from jobs.replaying import generations as steps
-from jobs.replaying.differences import differences
+from jobs.replaying.differences import check_against, differences
 from jobs.replaying.folding import Folding, Runner
 from jobs.replaying.generations import Author, Generations, generations_of
 from jobs.replaying.planning import (
@@ -28,13 +30,24 @@ from jobs.replaying.planning import (
     ranges_of,
     reading_rate,
 )
-from jobs.replaying.results import Replayed, Swapped
+from jobs.replaying.results import Differences, Replayed, Swapped
 from jobs.replaying.swapping import at_work, swap_rebuild
 from persistence.findings import Finding
 from persistence.kafka import KafkaSettings, Topics
 from persistence.pointer import Pointer
 
-__all__ = ["ReplayPlan", "Replayed", "Swapped", "abandon", "plan_replay", "pointer_of", "rebuild", "rollback", "swap"]
+__all__ = [
+    "Differences",
+    "ReplayPlan",
+    "Replayed",
+    "Swapped",
+    "abandon",
+    "plan_replay",
+    "pointer_of",
+    "rebuild",
+    "rollback",
+    "swap",
+]
 
 Progress = Callable[[int, int | None], Any]
 
@@ -65,6 +78,9 @@ def plan_replay(
     generation: int | None = None,
     redefine: bool = False,
     accept: Sequence[str] = (),
+    sample: int = SAMPLE,
+    against: Flow[Any] | None = None,
+    work: Path = WORK,
     progress: Progress = _no_progress,
 ) -> ReplayPlan:
     """Show what a rebuild would read, or what is left of it, and make the checks that could refuse it. Nothing is written.
@@ -76,7 +92,10 @@ def plan_replay(
         generation: The live generation of a flow whose stores have no pointer yet; None for 1.
         redefine: The new states have another definition.
         accept: `lost-records`: records that Kafka has deleted may be missing in the new states. And the risks of a run.
-        progress: Called with the number of states counted, and None.
+        sample: Differences of each stage that are kept, if the rebuild has begun.
+        against: As for `swap`.
+        work: As for `swap`.
+        progress: Called with the number of states counted or compared, and None.
 
     Raises:
         RunRefusedError: A rebuild would be unsafe, or another process is at work on it.
@@ -88,6 +107,7 @@ def plan_replay(
         pointer = found.pointer()
         live = _live(found, pointer, generation)
         redefined = _check(found, pointer, live, redefine=redefine)
+        check_against(found, live, against)
         if pointer.rebuild is not None:
             number = pointer.rebuild.generation
             steps.check_worker(found.ref(number), pointer.rebuild, Author.here(""), take_over=False)
@@ -171,9 +191,11 @@ def swap(
     generation: int | None = None,
     accept: Sequence[str] = (),
     take_over: bool = False,
-    agreed: Callable[[Comparison], bool] = lambda _: True,
+    agreed: Callable[[Differences], bool] = lambda _: True,
     sample: int = SAMPLE,
     against: Flow[Any] | None = None,
+    work: Path = WORK,
+    compared: Progress = _no_progress,
     runner: Runner = run_local,
     max_records: int = MAX_RECORDS,
     progress: Callable[[Report], None] | None = None,
@@ -192,6 +214,8 @@ def swap(
         sample: Differences of each stage that are kept.
         against: The flow with the definition of the live generation, if the rebuild has another one: for the differences
             of stages whose definition has changed.
+        work: Directory for copies of states while they are compared.
+        compared: Called with the number of states compared, and None.
 
     Raises:
         RunRefusedError: There is no rebuild, or it would be unsafe.
@@ -215,6 +239,7 @@ def swap(
             )
         check_generations(found, pointer.live)
         check_definition(found, pointer, pointer.live, redefine=False)
+        check_against(found, pointer.live, against)
         pointer, note = steps.begin_rebuild(found, author, live=pointer.live, redefined=False, take_over=take_over)
         with at_work(found, author):
             return swap_rebuild(
@@ -223,7 +248,9 @@ def swap(
                 pointer,
                 note,
                 how,
-                compare=lambda old, new: differences(found, old, new, sample=sample, against=against),
+                compare=lambda old, new: differences(
+                    found, old, new, sample=sample, work=work, against=against, progress=compared
+                ),
                 agreed=agreed,
             )
 
@@ -259,6 +286,7 @@ def rollback(
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer, or another command has taken over.
     """
+    check_accept(flow.name, stores, [risk for risk in accept if risk != SNAPSHOT_VERSIONS])
     author = Author.here(why)
     with generations_of(flow, stores) as found:
         pointer = found.settled()

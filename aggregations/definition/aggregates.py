@@ -91,6 +91,13 @@ class FieldAggregate:
         """The state as readers see it."""
         return state
 
+    def comparable(self, state: Any) -> Any:
+        """What two folds of the same values have in common, up to rounding, whatever their order and their batches.
+
+        It is the result, unless the aggregate depends on order or on chance.
+        """
+        return self.result(state)
+
     def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
         """Whether a stored state is valid for this aggregate.
 

@@ -70,6 +70,15 @@ class ApproximateDistinct(SequenceAggregate):
     def result(self, state: Any) -> Any:
         return 0 if state is None else round(self._sketch(state).get_estimate())
 
+    def comparable(self, state: Any) -> Any:
+        """The estimate of a merged sketch: that of a sketch depends on the order of its values."""
+        if state is None:
+            return 0
+        union = datasketches.hll_union(self.precision)
+        for _ in range(2):  # a union of one sketch keeps its estimate
+            union.update(self._sketch(state))
+        return round(union.get_estimate())
+
     def result_type(self, of: pl.DataType) -> pl.DataType | None:
         return pl.Int64()
 
@@ -134,6 +143,13 @@ class Quantiles(SequenceAggregate):
         ends = {0.0: sketch.get_min_value(), 1.0: sketch.get_max_value()}  # the sketch may have dropped them
         found = sketch.get_quantiles(list(self.at), inclusive=True)
         return [float(ends.get(rank, one)) for rank, one in zip(self.at, found, strict=True)]
+
+    def comparable(self, state: Any) -> Any:
+        """Number of values, minimum and maximum: the quantiles depend on chance."""
+        if state is None:
+            return None
+        sketch = self._sketch(state)
+        return [sketch.n, sketch.get_min_value(), sketch.get_max_value()]
 
     def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
         sketch = _read(state, "kll", datasketches.kll_doubles_sketch.deserialize)
@@ -207,6 +223,16 @@ class Top(SequenceAggregate):
         counts, error = _counts(state)
         ordered = sorted(counts.items(), key=lambda one: (-one[1], str(one[0])))
         return {"values": [list(one) for one in ordered[: self.n]], "error": error}
+
+    def comparable(self, state: Any) -> Any:
+        """All counters if they are exact; otherwise only that they are not: the numbers depend on the order of values."""
+        counts, error = _counts(state)
+        if error:
+            return "inexact"
+        found = [
+            [value + 0 if isinstance(value, float) else value, count] for value, count in counts.items()
+        ]  # no -0.0
+        return sorted(found, key=lambda one: (-one[1], str(one[0])))
 
     def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
         if state is None:

@@ -75,7 +75,8 @@ class Batches:
         progress: Called after each batch with its report.
         stop: Set to end the run: a batch that waits for a retry is left to the next run.
         journal: The flow's journal; None if it has none.
-        held: Outputs are dropped and dead letters held.
+        sends: Send outputs and dead letters; otherwise they are only counted.
+        held: Hold dead letters that are not sent.
 
     Attributes:
         total: What the tasks of all committed batches reported.
@@ -95,6 +96,7 @@ class Batches:
         progress: Callable[[Report], None] | None,
         stop: threading.Event,
         journal: Journal | None = None,
+        sends: bool = True,
         held: bool = False,
     ) -> None:
         self.total = TaskReport()
@@ -117,6 +119,7 @@ class Batches:
         self._jobs = count(1)
         self._warned = False
         self._journal = journal
+        self._sends = sends
         self._held = held
         self._tries = 0
 
@@ -343,5 +346,6 @@ class Batches:
             times=times_in(self._run.manifest, self._opening.topic_ids),
             removed=dict(self._retirement.removed),
             journaled=self._journal is not None,
+            sends=self._sends,
             held=self._held,
         )

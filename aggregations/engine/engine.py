@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 from aggregations.definition.flow import Flow
 from aggregations.engine.batches import Batches, Executor
 from aggregations.engine.group_offsets import GroupOffsets
-from aggregations.engine.held import Rebuilding
 from aggregations.engine.journal import Journal
 from aggregations.engine.opening import Opening
 from aggregations.engine.partition_watch import PartitionWatch
@@ -60,12 +59,13 @@ class Engine:
         executor: Folds and persists each batch.
         kafka: Settings of the Kafka cluster.
         dead_letters: Dead-letter topic; None if a record that cannot be used ends the run.
-        group: Consumer group whose offsets show the flow's progress.
+        group: Consumer group whose offsets show the flow's progress; None if none does.
         progress: Called after each batch with its report.
         stop: Set to end the run.
         metadata_max_age: Seconds for which producers may not know of new partitions.
         journal: Topic of the flow's journal; None if it has none.
-        rebuilding: What is different in the run of a rebuild; None for any other run.
+        sends: Send outputs and dead letters; otherwise they are only counted.
+        held: Hold dead letters that are not sent.
     """
 
     def __init__(
@@ -76,19 +76,19 @@ class Engine:
         *,
         kafka: KafkaSettings,
         dead_letters: str | None,
-        group: str,
+        group: str | None,
         progress: Callable[[Report], None] | None,
         stop: threading.Event,
         metadata_max_age: float,
         journal: str | None = None,
-        rebuilding: Rebuilding | None = None,
+        sends: bool = True,
+        held: bool = False,
     ) -> None:
         self.flow = flow
         self.run = opening.run
         self._watches = {plan.topic: PartitionWatch(opening, plan, metadata_max_age) for plan in opening.plans}
         self._journal = None if journal is None else Journal(kafka, journal)
-        self._rebuilding = rebuilding
-        self._offsets = GroupOffsets(None if rebuilding else group, opening.topics, opening.run)
+        self._offsets = GroupOffsets(group, opening.topics, opening.run)
         self.batches = Batches(
             flow,
             opening,
@@ -99,7 +99,8 @@ class Engine:
             progress=progress,
             stop=stop,
             journal=self._journal,
-            held=rebuilding is not None,
+            sends=sends,
+            held=held,
         )
         self._sources = [Source(opening.topics, topic, widens=not flow.keeps_order) for topic in opening.run.sources]
         self._turns = Turns(opening.run)
@@ -108,13 +109,21 @@ class Engine:
         self._warned = False
         self._idle_partitions = IdlePartitions({name: topic.idle_seconds for name, topic in flow.topics.items()})
 
-    def stream(self, *, until_caught_up: bool, trigger_seconds: float, max_records: int) -> Report:
+    def stream(
+        self,
+        *,
+        until_caught_up: bool,
+        trigger_seconds: float,
+        max_records: int,
+        ends: Mapping[TopicPartition, int] | None = None,
+    ) -> Report:
         """Commit batch after batch until the run is stopped, or has caught up.
 
         Args:
-            until_caught_up: Stop at the current ends of the partitions.
+            until_caught_up: Stop at the current ends of the partitions, or at `ends`.
             trigger_seconds: At most one batch in this time, in seconds; unused with `until_caught_up`.
             max_records: Maximum number of records of one batch; 0 for no limit.
+            ends: Where to stop in each partition; others are not read. None for the current ends.
 
         Returns:
             The counts of all batches.
@@ -124,7 +133,7 @@ class Engine:
         try:
             total.counts.removed.update(self.batches.remove())  # what a crashed run left
             with self._cancelling():
-                self._loop(seconds, max_records, until_caught_up=until_caught_up)
+                self._loop(seconds, max_records, ends, until_caught_up=until_caught_up)
         except StoppedError:
             return total.counts  # it may have persisted a part, which the next run must not treat as proven
         except SparkEndedError:
@@ -139,8 +148,15 @@ class Engine:
         finish(self.run)
         return total.counts
 
-    def _loop(self, trigger_seconds: float, max_records: int, *, until_caught_up: bool) -> None:
-        goal: dict[TopicPartition, int] | None = None
+    def _loop(
+        self,
+        trigger_seconds: float,
+        max_records: int,
+        ends: Mapping[TopicPartition, int] | None,
+        *,
+        until_caught_up: bool,
+    ) -> None:
+        goal = ends
         began, begun = time.monotonic(), False
         while not self._stop.is_set():
             begin = time.monotonic()
@@ -148,26 +164,22 @@ class Engine:
             self._note_idle(backlog)
             if self._stop.is_set():
                 return
+            if until_caught_up:
+                goal = goal if goal is not None else {one.place: one.end for one in backlog}
+                backlog = before(backlog, goal)
             if not begun:
                 self._turns.begin({one.place: one.end for one in backlog})
                 begun = True
-            if until_caught_up:
-                goal = goal if goal is not None else self._goal(backlog)
-                backlog = before(backlog, goal)
             if ranges := within(self._turn(backlog), max_records):
                 self._commit(ranges)
             elif until_caught_up:
                 if not [one for one in self._watches.values() if one.widened()]:
                     return
-                goal = None
+                goal = ends
             else:
                 self._idle(began)
             if ranges == backlog:  # otherwise a whole batch is left
                 self._stop.wait(max(begin + trigger_seconds - time.monotonic(), 0.0))
-
-    def _goal(self, backlog: Sequence[Range]) -> dict[TopicPartition, int]:
-        """Where a run stops that catches up: at the current ends, or at what the live generation has read."""
-        return {one.place: one.end for one in backlog} if self._rebuilding is None else dict(self._rebuilding.until())
 
     def _turn(self, backlog: list[Range]) -> list[Range]:
         """The ranges of the part of the flow that is read next."""

@@ -21,7 +21,7 @@ class GroupOffsets:
     """Writes the offsets of one run's consumer group. Advisory: a failure only affects what lag tools show.
 
     Args:
-        group: Name of the group; None to write no offsets.
+        group: Name of the group; None if nothing is written.
         topics: Administrative access to topics.
         run: The run.
 
@@ -37,13 +37,13 @@ class GroupOffsets:
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Write next offsets by topic and partition."""
-        self.written_at = time.monotonic()
         if (group := self._group) is None:
             return
+        self.written_at = time.monotonic()
         try:
             effect(CommitStep.OFFSETS, lambda: self._write(group, offsets))
         except (BrokerError, StoreError) as error:
-            _LOG.warning("consumer group offsets of %s: %s", group, error)
+            _LOG.warning("consumer group offsets of %s: %s", self._group, error)
 
     def write_reached(self) -> None:
         """Write the next offsets of the sources that the manifest has."""

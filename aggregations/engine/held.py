@@ -5,7 +5,7 @@ do not fill the holes of the rebuild. Outputs can: the rebuild reads no record b
 that generation published the outputs of these records before it wrote the manifest.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,12 +31,12 @@ class Rebuilding:
 
     Attributes:
         note: The note in its manifests.
-        until: Returns the offsets that the live generation has read, by topic and partition. The rebuild reads only
-            records below them.
+        until: Offset after the last record that the live generation has committed, by topic and partition. The rebuild
+            reads no record beyond it.
     """
 
     note: Rebuilt
-    until: Callable[[], Mapping[TopicPartition, int]]
+    until: Mapping[TopicPartition, int]
 
 
 class HeldLetter(msgspec.Struct, frozen=True):

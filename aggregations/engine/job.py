@@ -83,7 +83,8 @@ class Job:
         times: Latest event time read, by topic and partition; empty in a flow without windows.
         removed: Due time up to which states have left the store, by stage, in seconds since 1970.
         journaled: Tasks note which records they drop.
-        held: Outputs are dropped and dead letters held: the run is that of a rebuild.
+        sends: Outputs and dead letters are sent; otherwise they are only counted.
+        held: Dead letters that are not sent are held in the store (`aggregations.engine.held`).
     """
 
     flow: Flow[Any]
@@ -116,6 +117,7 @@ class Job:
     times: Times = field(default_factory=dict)
     removed: Mapping[str, int] = field(default_factory=dict)
     journaled: bool = False
+    sends: bool = True
     held: bool = False
 
     @property

@@ -10,7 +10,6 @@ from typing import Any
 
 from aggregations.definition.flow import Flow
 from aggregations.definition.operators import Publish, PublishStates, flattened
-from aggregations.engine.held import Rebuilding
 from aggregations.errors import FlowError
 from aggregations.run.begin import begin, look
 from aggregations.run.consistency import check_durability
@@ -21,6 +20,7 @@ from aggregations.run.start import EARLIEST, Starts, offsets, start_of
 from aggregations.run.turns import forget_beyond
 from persistence.compaction import compaction
 from persistence.kafka import KafkaSettings, Topics
+from persistence.manifest import Rebuilt
 from persistence.registry import preflight
 
 _LOG = logging.getLogger("headwater.engine")
@@ -107,19 +107,22 @@ def open_run(
     stores: Mapping[str, str],
     dead_letters: str | None,
     journal: str | None = None,
-    group: str,
+    group: str | None,
     generation: int | None,
     accept: Sequence[str],
     planned: Callable[[Plan], None] | None = None,
     start: Starts = EARLIEST,
     only_looks: bool = False,
-    rebuilding: Rebuilding | None = None,
+    sends: bool = True,
+    rebuilt: Rebuilt | None = None,
 ) -> Opening:
     """Acquire an epoch, read the manifests, compare them with the broker, decide where to start, and note it.
 
     Args: see `aggregations.spark.runner.run_flow`, and
 
         only_looks: Acquire no epoch and write nothing; all checks that could refuse the run are still made.
+        sends: Outputs and dead letters are sent, and the group's offsets are known; otherwise `group` is None.
+        rebuilt: The run is that of a rebuild, with this note.
 
     Raises:
         RunRefusedError: It would be unsafe to continue and the risk is not accepted.
@@ -128,7 +131,8 @@ def open_run(
     """
     sources, topics = list(flow.topics), Topics(kafka)
     facts = topics.describe(sources)
-    topics.check_rights(read=sources, write=[*outputs_of(flow), *filter(None, (dead_letters, journal))])
+    written = [*outputs_of(flow), *filter(None, (dead_letters, journal))] if sends else []
+    topics.check_rights(read=sources, write=written)
     streams = list(flow.parts[-1].topics)  # of a table, compaction keeps what is needed
     for found in (compaction(topics.cleanup_policies(streams)), *map(preflight, dict.fromkeys(stores.values()))):
         refuse(found, accept)
@@ -138,11 +142,11 @@ def open_run(
         if only_looks:
             run = look(flow, stores, generation=generation, accept=accept)
         else:
-            note = None if rebuilding is None else rebuilding.note
-            run = begin(flow, stores, generation=generation, accept=accept, rebuilt=note)
+            run = begin(flow, stores, generation=generation, accept=accept, rebuilt=rebuilt)
         stack.callback(run.close)
         refuse(check_durability([(name, one.capabilities) for name, one in run.distinct_stores()]), accept)
-        committed, marks = topics.group_offsets(group, sources), topics.marks(sources)
+        committed = {} if group is None else topics.group_offsets(group, sources)
+        marks = topics.marks(sources)
         plans = []
         for source in sources:
             broker = Broker(

@@ -25,17 +25,18 @@ _SILENCE_SECONDS = 30.0
 
 
 def publish(work: Work) -> None:
-    """Produce the outputs and dead letters of a task and return when all are acknowledged.
+    """Produce the outputs and dead letters of a task and return when all are acknowledged; count them.
 
-    A rebuild sends nothing: see `aggregations.engine.held`.
+    Of a job that sends nothing they are only counted, and of a rebuild the dead letters are held.
 
     Raises:
         BrokerError: One was not acknowledged.
         RunRefusedError: There are dead letters and the flow has no dead-letter topic.
     """
-    effect(CommitStep.PUBLISH, lambda: _outputs(work))
     dead = list(work.collector.dead.values())
-    if dead:
+    if work.job.sends:
+        effect(CommitStep.PUBLISH, lambda: _outputs(work))
+    if dead and (work.job.sends or work.job.held):
         effect(DEAD_LETTER, lambda: _dead_letters(work.job, dead))
     work.report.counts.outputs += len(work.outputs)
     # Only here, because items of one record that failed in several tasks are one dead letter.
@@ -46,7 +47,7 @@ def publish(work: Work) -> None:
 
 
 def _outputs(work: Work) -> None:
-    if not work.outputs or work.job.held:
+    if not work.outputs:
         return
     producer = producer_of(work.job.kafka)
     for output in work.outputs:

@@ -1,8 +1,8 @@
 """Runs a flow in this process, without Spark."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 from aggregations.definition.arguments import check_type
@@ -10,7 +10,7 @@ from aggregations.definition.flow import Flow
 from aggregations.engine.clients import own_clients
 from aggregations.engine.engine import MAX_RECORDS, Engine
 from aggregations.engine.held import Rebuilding
-from aggregations.engine.opening import check_arguments, open_run
+from aggregations.engine.opening import Opening, check_arguments, open_run
 from aggregations.local.executor import LocalExecutor
 from aggregations.report import Report
 from aggregations.run.binding import bind
@@ -79,7 +79,7 @@ def run_local(
     check_type("kafka=", kafka, KafkaSettings, 'KafkaSettings, such as KafkaSettings("localhost:9092")')
     start = checked_starts(start, flow.topics)
     check_arguments(flow, stores, accept, dead_letters=dead_letters, journal=journal)
-    group = group or flow.name
+    group = None if rebuilding is not None else group or flow.name
     opening = open_run(
         flow,
         kafka=kafka,
@@ -91,22 +91,41 @@ def run_local(
         accept=accept,
         start=start,
         planned=planned,
-        rebuilding=rebuilding,
+        sends=rebuilding is None,
+        rebuilt=None if rebuilding is None else rebuilding.note,
     )
+    with local_engine(
+        flow,
+        opening,
+        kafka=kafka,
+        dead_letters=dead_letters,
+        group=group,
+        progress=progress,
+        stop=stop or threading.Event(),
+        metadata_max_age=metadata_max_age,
+        journal=journal,
+        sends=rebuilding is None,
+        held=rebuilding is not None,
+    ) as engine:
+        return engine.stream(
+            until_caught_up=until_caught_up,
+            trigger_seconds=trigger_seconds,
+            max_records=max_records,
+            ends=None if rebuilding is None else rebuilding.until,
+        )
+
+
+@contextmanager
+def local_engine(flow: Flow[Any], opening: Opening, *, kafka: KafkaSettings, **given: Any) -> Iterator[Engine]:
+    """The engine of a run in this process, with consumers and a producer of its own; the run is closed after the block.
+
+    Args:
+        flow: The flow.
+        opening: The run.
+        kafka: Settings of the Kafka cluster.
+        given: Further arguments of `Engine`.
+    """
     run = opening.run
     opened = {run.urls[name]: store for name, store in run.stores.items()}
     with closing(run), own_clients(kafka, opening.topics, opened), closing(LocalExecutor(flow, kafka)) as executor:
-        engine = Engine(
-            flow,
-            opening,
-            executor,
-            kafka=kafka,
-            dead_letters=dead_letters,
-            group=group,
-            progress=progress,
-            stop=stop or threading.Event(),
-            metadata_max_age=metadata_max_age,
-            journal=journal,
-            rebuilding=rebuilding,
-        )
-        return engine.stream(until_caught_up=until_caught_up, trigger_seconds=trigger_seconds, max_records=max_records)
+        yield Engine(flow, opening, executor, kafka=kafka, **given)

@@ -1,5 +1,6 @@
 """What a reader sees of the state of a key: one result, or one for each of its sessions."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from aggregations.definition.operators import Aggregate
@@ -21,17 +22,18 @@ class Result(NamedTuple):
     state: Any
 
 
-def results_of(stage: Aggregate, key: bytes, state: Any) -> list[Result]:
+def results_of(stage: Aggregate, key: bytes, state: Any, result: Callable[[Any], Any] | None = None) -> list[Result]:
     """The results of the state of a key.
 
     Args:
         stage: The stage.
         key: Key of the state.
         state: State of the key; None if nothing was folded.
+        result: Another function of the state of the fold than the fold's `result`.
     """
-    result = getattr(stage.fold, "result", lambda state: state)
+    read = getattr(stage.fold, "result", lambda state: state) if result is None else result
     if stage.sessions is None:
         window = None if stage.window is None else stage.window.split(key)
-        return [Result(key, window, None if state is None else result(state))]
+        return [Result(key, window, None if state is None else read(state))]
     windows = [(stage.sessions.key_of(key, start, end), one) for start, end, one in state or ()]
-    return [Result(row_key(window), window, result(one)) for window, one in windows]
+    return [Result(row_key(window), window, read(one)) for window, one in windows]

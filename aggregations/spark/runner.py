@@ -92,7 +92,7 @@ def run_flow(
     check_given(
         flow, stores, accept, master_of(master, settings), conf=settings, dead_letters=dead_letters, journal=journal
     )
-    group = group or flow.name
+    group = None if rebuilding is not None else group or flow.name
     stop = stop or threading.Event()
     with jvm_ahead(master, conf or {}):
         opening = open_run(
@@ -106,7 +106,8 @@ def run_flow(
             accept=accept,
             start=start,
             planned=planned,
-            rebuilding=rebuilding,
+            sends=rebuilding is None,
+            rebuilt=None if rebuilding is None else rebuilding.note,
         )
         try:
             with session(f"headwater {flow.name}", modules=modules, master=master, conf=conf, stop=stop) as spark:
@@ -121,12 +122,14 @@ def run_flow(
                     stop=stop,
                     metadata_max_age=metadata_max_age,
                     journal=journal,
-                    rebuilding=rebuilding,
+                    sends=rebuilding is None,
+                    held=rebuilding is not None,
                 )
                 return engine.stream(
                     until_caught_up=until_caught_up,
                     trigger_seconds=trigger_seconds,
                     max_records=max_records,
+                    ends=None if rebuilding is None else rebuilding.until,
                 )
         except StoppedError:  # while Spark started
             finish(opening.run)

@@ -14,6 +14,10 @@ _OFFSETS: Final = re.compile(r"(\d{1,19})-(\d{1,19})", re.ASCII)
 _WRITE: Final = "write TOPIC, TOPIC:PARTITION, TOPIC:PARTITION:FIRST-LAST or TIME/TIME"
 
 
+class RangeError(UsageError):
+    """The topics do not have a range."""
+
+
 def spans_of(texts: Iterable[str], topics: Sequence[str], reader: Reader) -> list[Span]:
     """The ranges of offsets that are meant, as far as the topics still have them.
 
@@ -28,7 +32,8 @@ def spans_of(texts: Iterable[str], topics: Sequence[str], reader: Reader) -> lis
         The ranges in order, without overlaps.
 
     Raises:
-        UsageError: A text is malformed, names an unknown topic or partition, is reversed, or is beyond the end of the log.
+        UsageError: A text is malformed.
+        RangeError: A text names an unknown topic or partition, is reversed, or is beyond the end of the log.
         BrokerError: Kafka does not answer, or refuses a request.
     """
     given = [span for text in texts for span in _spans(text, topics, reader)]
@@ -50,13 +55,13 @@ def _spans(text: str, topics: Sequence[str], reader: Reader) -> Iterator[Span]:
         return
     topic, *more = text.split(":")
     if topic not in topics:
-        raise UsageError(f"{OPTION} {text}: the flow reads {', '.join(topics)}; {_WRITE}")
+        raise RangeError(f"{OPTION} {text}: the flow reads {', '.join(topics)}; {_WRITE}")
     if not more:
         yield from _of_topic(topic, reader)
         return
     log, partition = reader.log(topic), int(more[0]) if more[0].isascii() and more[0].isdecimal() else -1
     if partition not in log.high or len(more) > 2:
-        raise UsageError(f"{OPTION} {text}: {topic} has partitions 0 to {len(log.high) - 1}; {_WRITE}")
+        raise RangeError(f"{OPTION} {text}: {topic} has partitions 0 to {len(log.high) - 1}; {_WRITE}")
     if len(more) == 1:
         yield Span(topic, partition, log.low[partition], log.high[partition])
         return
@@ -64,9 +69,9 @@ def _spans(text: str, topics: Sequence[str], reader: Reader) -> Iterator[Span]:
         raise UsageError(f"{OPTION} {text}: {_WRITE}")
     first, last = map(int, found.groups())
     if first > last:
-        raise UsageError(f"{OPTION} {text}: the range is reversed; write {topic}:{partition}:{last}-{first}")
+        raise RangeError(f"{OPTION} {text}: the range is reversed; write {topic}:{partition}:{last}-{first}")
     if first >= log.end[partition]:
-        raise UsageError(f"{OPTION} {text}: {topic}:{partition} ends before offset {log.end[partition]}")
+        raise RangeError(f"{OPTION} {text}: {topic}:{partition} ends before offset {log.end[partition]}")
     yield Span(topic, partition, first, last + 1)
 
 
@@ -79,7 +84,7 @@ def _between(text: str, topics: Sequence[str], reader: Reader) -> Iterator[Span]
     begin, _, end = text.partition("/")
     times = [_ms(time(one, OPTION)) if one else None for one in (begin, end)]
     if None not in times and times[0] > times[1]:  # type: ignore[operator]
-        raise UsageError(f"{OPTION} {text}: the range is reversed; write {end}/{begin}")
+        raise RangeError(f"{OPTION} {text}: the range is reversed; write {end}/{begin}")
     for topic in topics:
         log = reader.log(topic)
         first, last = (None if at is None else reader.offsets_at(topic, at) for at in times)

@@ -76,7 +76,7 @@ class Folding:
             progress=self.progress,
             planned=self.planned,
             stop=self.stop,
-            rebuilding=Rebuilding(note, lambda: found.positions(live)),
+            rebuilding=Rebuilding(note, found.positions(live)),
         )
 
     def send_letters(self, found: Generations, generation: int) -> int:

@@ -6,6 +6,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+import msgspec
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Part
 
@@ -15,6 +16,7 @@ from aggregations.errors import DefinitionChangedError, RunRefusedError
 from aggregations.run.risks import Risk, refuse, unsafe
 from envelope import TopicPartition
 from jobs.replaying.generations import Generations, stages_redefined
+from jobs.replaying.results import Differences
 from persistence.findings import Finding
 from persistence.kafka import KafkaSettings, Topics
 from persistence.kafka.reading import assign
@@ -86,6 +88,8 @@ class ReplayPlan:
         keys: Number of states of the live generation, by stage.
         rate: How fast the beginning of the ranges was read; None if nothing was.
         pointer: The pointer, with the earlier changes.
+        differences: The differences between the live generation and the rebuild as they are now, while the rebuild has
+            not read the ranges; None if it has not begun.
     """
 
     flow: str
@@ -97,6 +101,7 @@ class ReplayPlan:
     keys: Mapping[str, int]
     rate: Rate | None
     pointer: Pointer
+    differences: Differences | None = None
 
     @property
     def records(self) -> int:
@@ -120,6 +125,8 @@ class ReplayPlan:
             "records": self.records,
             "keys": dict(self.keys),
             "seconds": None if self.seconds is None else round(self.seconds, 1),
+            "differences": None if self.differences is None else self.differences.as_json(),
+            "changes": [msgspec.structs.asdict(one) for one in self.pointer.changes],
         }
 
 

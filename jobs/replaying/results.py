@@ -39,6 +39,23 @@ class Replayed:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """The differences between two generations that have folded the same records.
+
+    Attributes:
+        comparison: Differences by stage.
+        uncompared: Stages that were not compared: their definition differs, and the old one is not known.
+    """
+
+    comparison: Comparison
+    uncompared: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The differences as a JSON object."""
+        return {"stages": self.comparison.as_json(), "uncompared": list(self.uncompared)}
+
+
 @dataclass(slots=True)
 class Swapped:
     """Result of a swap.
@@ -49,7 +66,7 @@ class Swapped:
         previous: The generation that was live before.
         done: Whether they were swapped; False if the differences were declined.
         report: Counts of what the rebuild folded by this command.
-        comparison: The differences between the two, of the same records.
+        differences: The differences between the two, of the same records.
         dead_letters: Held dead letters that were sent.
         states: States that were published (`publish_states`).
     """
@@ -59,7 +76,7 @@ class Swapped:
     previous: int
     done: bool
     report: Report
-    comparison: Comparison
+    differences: Differences
     dead_letters: int = 0
     states: int = 0
 
@@ -71,7 +88,7 @@ class Swapped:
             "previous": self.previous,
             "swapped": self.done,
             "records": self.report.records,
-            "differences": self.comparison.as_json(),
+            "differences": self.differences.as_json(),
             "dead_letters": self.dead_letters,
             "states": self.states,
         }

@@ -5,10 +5,9 @@ from contextlib import contextmanager, suppress
 
 from aggregations.errors import RunRefusedError
 from aggregations.report import Report
-from jobs.comparing import Comparison
 from jobs.replaying.folding import Outside
 from jobs.replaying.generations import Author, Generations, close_live, end_swap, release, reopen
-from jobs.replaying.results import Swapped
+from jobs.replaying.results import Differences, Swapped
 from persistence.errors import StoreError
 from persistence.manifest import Rebuilt
 from persistence.pointer import Pointer
@@ -21,8 +20,8 @@ def swap_rebuild(
     note: Rebuilt,
     outside: Outside,
     *,
-    compare: Callable[[int, int], Comparison],
-    agreed: Callable[[Comparison], bool],
+    compare: Callable[[int, int], Differences],
+    agreed: Callable[[Differences], bool],
 ) -> Swapped:
     """Swap the rebuild that this process is at work on.
 
@@ -59,15 +58,15 @@ def swap_rebuild(
                 f"{found.ref(new)}: it has not folded all that generation {old} has, which stays live: start its run again, "
                 "and repeat the command"
             )
-        comparison = compare(old, new)
-        if not agreed(comparison):
+        differ = compare(old, new)
+        if not agreed(differ):
             reopen(found, author)
-            return Swapped(found.flow.name, old, new, False, report, comparison)
+            return Swapped(found.flow.name, old, new, False, report, differ)
         letters = outside.send_letters(found, new)
     # Readers that have seen these states ignore those of a lower generation: from here on there is only the way ahead.
     states = outside.send_states(found, new)
     end_swap(found, author)
-    return Swapped(found.flow.name, new, old, True, report, comparison, letters, states)
+    return Swapped(found.flow.name, new, old, True, report, differ, letters, states)
 
 
 @contextmanager

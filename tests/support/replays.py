@@ -23,7 +23,7 @@ from aggregations.run.states import state_of
 from envelope import TopicPartition
 from jobs.comparing import Comparison
 from jobs.replaying.generations import Author, Generations, begin_rebuild, generations_of, reopen, roll_back
-from jobs.replaying.results import Swapped
+from jobs.replaying.results import Differences, Swapped
 from jobs.replaying.swapping import at_work, swap_rebuild
 from persistence.commit.faults import use
 from persistence.errors import Fenced
@@ -193,11 +193,11 @@ class Land:
                     found, author, pointer, note, outside, compare=self._compare, agreed=lambda _: agreed
                 )
 
-    def _compare(self, old: int, new: int) -> Comparison:
+    def _compare(self, old: int, new: int) -> Differences:
         """Check that both have folded the same records, all of those that the old one has committed."""
         assert self.position(old) == self.position(new)
         assert self.results(new) == self.expected(new, self.position(new))
-        return Comparison({})
+        return Differences(Comparison({}))
 
     def roll_back(self) -> Pointer:
         """Roll back, or keep the live generation after an interrupted swap, as `jobs.replay.rollback` does."""

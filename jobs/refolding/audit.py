@@ -1,0 +1,208 @@
+"""Folds a flow's history again, and compares the states with the live ones."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from aggregations.definition.flow import Flow
+from aggregations.errors import DefinitionChangedError, RunRefusedError
+from aggregations.run.begin import look
+from aggregations.run.border import check_border, check_unchanged, removed_by_stage
+from aggregations.run.live import live_generation
+from aggregations.run.restore import SNAPSHOT_VERSIONS
+from aggregations.run.run import Run
+from jobs.backup import restore
+from jobs.comparing import SAMPLE, Comparison, compare
+from jobs.explaining.log import Reader
+from jobs.refolding.fold import WORK, Folded, Told, fold, own_stores, silent
+from jobs.refolding.history import History, recorded
+from jobs.refolding.ordered import OrderedCopy, State
+from jobs.refolding.rows import Rows, check_met, chosen_stages, latest_removal, states_of
+from jobs.refolding.workspace import workspace
+from persistence.kafka import KafkaSettings
+from persistence.manifest import Manifest
+
+_WHAT: Final = "compare the states of one moment"
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Result of an audit.
+
+    Attributes:
+        flow: Name of the flow.
+        generation: Generation of the states.
+        batch: Batch that the live states are of.
+        snapshot: The snapshot that the fold began with; None for the flow's start.
+        history: What was read.
+        live: Number of live states that were compared, by stage.
+        folded: The fold.
+        waiting: Dead letters that wait for a redrive, by stage: of the live states, and of those of the fold.
+        skipped: Stages that were not compared, because they are behind a lookup.
+        comparison: Differences of the states: the old ones are the live ones.
+    """
+
+    flow: str
+    generation: int
+    batch: int
+    snapshot: Path | None
+    history: History
+    live: dict[str, int]
+    folded: Folded
+    waiting: dict[str, tuple[int, int]]
+    skipped: tuple[str, ...]
+    comparison: Comparison
+
+    @property
+    def drifted(self) -> bool:
+        """Whether live states differ from those of the fold."""
+        return bool(self.comparison.differences)
+
+    def as_json(self) -> dict[str, Any]:
+        """The result as a JSON object."""
+        return {
+            "flow": self.flow,
+            "generation": self.generation,
+            "batch": self.batch,
+            "snapshot": None if self.snapshot is None else str(self.snapshot),
+            "ranges": self.history.as_json(),
+            "live": self.live,
+            "folded": self.folded.as_json(),
+            "waiting": {stage: list(both) for stage, both in self.waiting.items()},
+            "skipped": list(self.skipped),
+            "stages": self.comparison.as_json(),
+            "drifted": self.drifted,
+        }
+
+
+def audit(
+    flow: Flow[Any],
+    *,
+    kafka: KafkaSettings,
+    stores: Mapping[str, str],
+    generation: int | None = None,
+    snapshot: Path | None = None,
+    stages: Sequence[str] = (),
+    keys: Sequence[bytes] = (),
+    accept: Sequence[str] = (),
+    sample: int = SAMPLE,
+    work: Path = WORK,
+    progress: Told = silent,
+) -> Audit:
+    """Fold what a flow has read once more, from its start or a snapshot, and compare the states with the live ones.
+
+    The live states are copied first; no run may be at work until then. Nothing is written into the stores, nothing is
+    sent, and no group offsets are written.
+
+    Args:
+        flow: The flow, with the definition that made the states.
+        kafka: Settings of the Kafka cluster.
+        stores: URL of the store by stage name, from `bind`.
+        generation: Generation of the states; None for the live one.
+        snapshot: File of `headwater snapshot` to begin with; None for the flow's start.
+        stages: Only states of these stages are compared. If there is none, all are, except those behind a lookup: which
+            rows they found depends on the batches.
+        keys: Only these keys of the stages are compared, in all windows; all if there is none.
+        accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
+        sample: Differences of each stage that are kept.
+        work: Directory for the copy and the states of the fold.
+        progress: Is told of progress.
+
+    Raises:
+        UsageError: The snapshot cannot be read, or the directory cannot be written.
+        RunRefusedError: A run is at work, or did not end cleanly; the flow's definition has changed; its start is unknown
+            or no longer in the log; the snapshot does not belong to it; a stage or a key does not exist.
+        BrokerError: Kafka does not answer, or refuses a request.
+        StoreError: A store does not answer, or refuses a request.
+    """
+    if not flow.stages:
+        raise RunRefusedError(f"flow {flow.name} has no stage, so it keeps no states to compare")
+    if generation is None:
+        generation = live_generation(flow, stores)
+    skipped = [] if stages else [stage.name for stage in flow.stages if stage.looks_up]
+    compared = [name for name in chosen_stages([flow], stages) if name not in skipped]
+    with workspace(work) as directory:
+        own = own_stores(flow, directory / "states")
+        begun = None if snapshot is None else _restored(flow, own, snapshot, generation)
+        with closing(_look(flow, stores, generation)) as run, closing(Reader(kafka)) as reader:
+            manifest = check_border(run, _WHAT)
+            history = recorded(flow, manifest, begun, reader)
+            copies = _copied(run, compared, directory / "live", progress)
+            removed = removed_by_stage(run)
+            check_unchanged(run, _WHAT)
+        report = fold(
+            flow,
+            history,
+            own,
+            kafka=kafka,
+            generation=generation,
+            accept=accept,
+            what="records folded",
+            progress=progress,
+        )
+        with closing(look(flow, own, generation=generation)) as folded:
+            gone = latest_removal(removed, removed_by_stage(folded))
+            old, new = (Rows(flow, flow, generation, gone=gone, keys=frozenset(keys) or None) for _ in range(2))
+            comparison = compare(
+                old.read(copies.items()),
+                new.read(states_of(folded, compared, directory / "copy")),
+                stages=compared,
+                sample=sample,
+                progress=lambda done, total: progress("states compared", done, total),
+            )
+            listed = folded.manifest or Manifest(0, 0)
+    check_met(keys, old.met | new.met)
+    return Audit(
+        flow.name,
+        generation,
+        manifest.batch,
+        snapshot,
+        history,
+        dict(old.states),
+        Folded.of(report, new.states),
+        {stage: (_waiting(stage, old, manifest), _waiting(stage, new, listed)) for stage in compared},
+        tuple(skipped),
+        comparison,
+    )
+
+
+def _look(flow: Flow[Any], stores: Mapping[str, str], generation: int) -> Run:
+    try:
+        return look(flow, stores, generation=generation)
+    except DefinitionChangedError as error:
+        raise DefinitionChangedError(
+            f"flow {flow.name}: the states were made by another definition of its stages. Audit them with the code that "
+            "made them"
+        ) from error
+
+
+def _restored(flow: Flow[Any], stores: Mapping[str, str], snapshot: Path, generation: int) -> Manifest:
+    """Fill stores from a snapshot, and return its manifest."""
+    restore(flow, snapshot, stores=stores, generation=generation, accept=[SNAPSHOT_VERSIONS])
+    with closing(look(flow, stores, generation=generation)) as run:
+        assert run.manifest is not None
+        return run.manifest
+
+
+def _copied(run: Run, stages: Sequence[str], directory: Path, progress: Told) -> dict[str, OrderedCopy]:
+    """A copy of the live states of each stage."""
+    directory.mkdir()
+    done = 0
+
+    def read(stage: str) -> Iterator[State]:
+        nonlocal done
+        for key, stored in run.stores[stage].scan(run.ref.stage(stage)):
+            yield key, stored.value
+            done += 1
+            if done % 1_000 == 0:
+                progress("live states copied", done, None)
+
+    return {stage: OrderedCopy(directory / str(number), read(stage)) for number, stage in enumerate(stages)}
+
+
+def _waiting(stage: str, rows: Rows, manifest: Manifest) -> int:
+    """Dead letters of a stage that wait for a redrive: holes in its states, and entries of the ledger."""
+    listed = sum(map(len, manifest.dead.get(stage, {}).values()))
+    return rows.holes[stage] + listed + manifest.forgotten.get(stage, 0)

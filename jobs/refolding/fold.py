@@ -1,0 +1,103 @@
+"""Folds history into embedded stores of its own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import quote
+
+from aggregations.definition.flow import Flow
+from aggregations.local import fold_range
+from aggregations.report import Report
+from aggregations.run.binding import bind
+from jobs.refolding.history import History
+from persistence.kafka import KafkaSettings
+
+WORK: Final = Path(".headwater/folds")
+"""Where states are folded into, by default."""
+
+
+class Told(Protocol):
+    """Is told of progress."""
+
+    def __call__(self, what: str, done: int, total: int | None, /) -> None:
+        """Take what is counted, how much of it is done, and the total if it is known."""
+
+
+def silent(_what: str, _done: int, _total: int | None) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What a fold of history did.
+
+    Attributes:
+        records: Records read.
+        dead_letters: Number of dead letters by reason code; none was sent.
+        outputs: Number of messages that a run would have published; none was sent.
+        states: Number of states read for the comparison, by stage.
+    """
+
+    records: int
+    dead_letters: dict[str, int]
+    outputs: int
+    states: dict[str, int]
+
+    @classmethod
+    def of(cls, report: Report, states: Mapping[str, int]) -> "Folded":
+        """The counts of a report, and numbers of states."""
+        letters = {reason: count for reason, count in sorted(report.reasons.items()) if count}
+        return cls(report.records, letters, report.outputs, dict(states))
+
+    def as_json(self) -> dict[str, Any]:
+        """The counts as a JSON object."""
+        return asdict(self)
+
+
+def own_stores(flow: Flow[Any], directory: Path) -> dict[str, str]:
+    """URL of one embedded store for all stages, by stage name. It need not survive a loss of power."""
+    return bind(flow, dict.fromkeys(flow.stage_names, f"lmdb://{quote(str(directory.absolute()))}?sync=nosync"))
+
+
+def fold(
+    flow: Flow[Any],
+    history: History,
+    stores: Mapping[str, str],
+    *,
+    kafka: KafkaSettings,
+    generation: int,
+    accept: Sequence[str],
+    what: str,
+    progress: Told,
+) -> Report:
+    """Fold history into stores.
+
+    Args:
+        flow: The flow.
+        history: What is read. Of topics that the stores have positions of, only its end counts.
+        stores: URL of the store by stage name.
+        kafka: Settings of the Kafka cluster.
+        generation: Generation of the states.
+        accept: Names of accepted risks.
+        what: What is counted, for `progress`.
+        progress: Is told of the records read.
+    """
+    starts, ends = history.starts(flow), history.ends(flow)
+    total, done = sum(end - starts[topic][partition] for (topic, partition), end in ends.items()), 0
+
+    def told(report: Report) -> None:
+        nonlocal done
+        done += report.records
+        progress(what, done, total)
+
+    return fold_range(
+        flow,
+        kafka=kafka,
+        stores=stores,
+        start=starts,
+        ends=ends,
+        generation=generation,
+        accept=accept,
+        progress=told,
+    )
