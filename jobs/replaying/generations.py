@@ -333,10 +333,10 @@ def abandon(found: Generations, author: Author, *, take_over: bool = False) -> P
     return pointer
 
 
-def stages_redefined(found: Generations, generation: int) -> Sequence[str]:
+def stages_redefined(found: Generations, generation: int) -> tuple[str, ...]:
     """Stages whose definition is not that of a generation: changed, added or removed ones."""
     made: dict[str, str] = {}
     for _, manifest in found.manifests(generation):
         made |= dict(manifest.definitions) if manifest else {}
     own = found.flow.definitions
-    return [name for name in dict.fromkeys([*own, *made]) if own.get(name) != made.get(name)]
+    return tuple(name for name in dict.fromkeys([*own, *made]) if own.get(name) != made.get(name))
