@@ -19,7 +19,7 @@ from jobs.refolding.fold import WORK
 from jobs.replaying import generations as steps
 from jobs.replaying.differences import check_against, differences
 from jobs.replaying.folding import Folding, Runner
-from jobs.replaying.generations import Author, Generations, generations_of
+from jobs.replaying.generations import Author, Generations, generations_of, pointer_of
 from jobs.replaying.planning import (
     ReplayPlan,
     check_definition,
@@ -54,20 +54,6 @@ Progress = Callable[[int, int | None], Any]
 
 def _no_progress(_done: int, _total: int | None) -> None:
     """Show nothing."""
-
-
-def pointer_of(flow: Flow[Any], stores: Mapping[str, str]) -> Pointer:
-    """The pointer of a flow: its live generation, the rebuild under way, and who changed them, when and why.
-
-    Args:
-        flow: The flow.
-        stores: URL of the store by stage name, from `bind`.
-
-    Raises:
-        StoreError: A store does not answer.
-    """
-    with generations_of(flow, stores) as found:
-        return found.pointer()
 
 
 def plan_replay(

@@ -10,6 +10,7 @@ A flow without a pointer has one live generation, 1.
 """
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
@@ -44,6 +45,10 @@ class Change(msgspec.Struct, frozen=True):
     what: str
     generation: int
     why: str
+
+    def __str__(self) -> str:
+        at = datetime.fromtimestamp(self.at_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return f"{at} {self.what} of generation {self.generation} by {self.by}: {self.why}"
 
 
 class Rebuild(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -169,6 +169,20 @@ def generations_of(flow: Flow[Any], urls: Mapping[str, str]) -> Iterator[Generat
         pass
     with closing(run):
         yield Generations(flow, run)
+
+
+def pointer_of(flow: Flow[Any], stores: Mapping[str, str]) -> Pointer:
+    """The pointer of a flow: its live generation, the rebuild under way, and who changed them, when and why.
+
+    Args:
+        flow: The flow.
+        stores: URL of the store by stage name, from `bind`.
+
+    Raises:
+        StoreError: A store does not answer.
+    """
+    with generations_of(flow, stores) as found:
+        return found.pointer()
 
 
 def check_worker(ref: FlowRef, rebuild: Rebuild, author: Author, *, take_over: bool) -> None:

@@ -139,4 +139,4 @@ def made_anew(path: str, name: str) -> set[str]:
     """Arguments that follow from another one, or are new in every call."""
     if path == "headwater demo":
         return {"home", "store"}
-    return {"flow", "stores", "stage"} if name == "flow" else set()
+    return {"flow": {"flow", "stores", "stage"}, "against": {"against"}}.get(name, set())
