@@ -13,6 +13,18 @@ if TYPE_CHECKING:
     from jobs.explaining.blame import Blame, blame
     from jobs.explaining.explain import explain
     from jobs.explaining.outcome import Explanation, Fate, Outcome
+    from jobs.replay import (
+        Differences,
+        Replayed,
+        ReplayPlan,
+        Swapped,
+        abandon,
+        plan_replay,
+        pointer_of,
+        rebuild,
+        rollback,
+        swap,
+    )
     from jobs.settings import kafka
     from jobs.submit import run
     from jobs.table.source import StatesSource
@@ -21,24 +33,34 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Blame",
+    "Differences",
     "Explanation",
     "Fate",
     "Found",
     "Outcome",
     "Place",
+    "ReplayPlan",
+    "Replayed",
     "Restored",
     "Snapshot",
     "States",
     "StatesSource",
     "Step",
+    "Swapped",
     "View",
+    "abandon",
     "blame",
     "explain",
     "kafka",
+    "plan_replay",
+    "pointer_of",
+    "rebuild",
     "restore",
+    "rollback",
     "run",
     "snapshot",
     "states",
+    "swap",
     "trace",
 ]
 
@@ -47,6 +69,18 @@ _MODULES: Final = {
     "explaining.blame": ("Blame", "blame"),
     "explaining.explain": ("explain",),
     "explaining.outcome": ("Explanation", "Fate", "Outcome"),
+    "replay": (
+        "Differences",
+        "ReplayPlan",
+        "Replayed",
+        "Swapped",
+        "abandon",
+        "plan_replay",
+        "pointer_of",
+        "rebuild",
+        "rollback",
+        "swap",
+    ),
     "settings": ("kafka",),
     "submit": ("run",),
     "table.source": ("StatesSource",),

@@ -194,14 +194,26 @@ def swap(
     So both have folded the same records, and the next run continues with the records after them. If the call fails before
     the swap, the live generation stays live: start its run again. After a crash, repeat the call, or call `rollback`.
 
-    Args: see `rebuild`, and
-
+    Args:
+        flow: The flow, with the definition of the rebuild.
+        kafka: Settings of the Kafka cluster.
+        stores: URL of the store by stage name, from `bind`.
+        why: The reason, for the audit.
+        dead_letters: The flow's dead-letter topic.
+        generation: Must be None: the generation of `headwater.toml` would win over the pointer.
+        accept: As for `rebuild`.
+        take_over: Take over from another process, which is fenced.
         agreed: Called with the differences before the swap; if it returns False, the live generation stays live.
         sample: Differences of each stage that are kept.
         against: The flow with the definition of the live generation, if the rebuild has another one: for the differences
             of stages whose definition has changed.
         work: Directory for copies of states while they are compared.
         compared: Called with the number of states compared, and None.
+        runner: What folds the records.
+        max_records: Maximum number of records of one batch; 0 for no limit.
+        progress: Called after each batch with its report.
+        planned: Called for each source with its plan: where each partition starts.
+        stop: Set it to end after the current batch.
 
     Raises:
         RunRefusedError: There is no rebuild, or it would be unsafe.
