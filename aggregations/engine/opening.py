@@ -10,6 +10,7 @@ from typing import Any
 
 from aggregations.definition.flow import Flow
 from aggregations.definition.operators import Publish, PublishStates, flattened
+from aggregations.engine.held import Rebuilding
 from aggregations.errors import FlowError
 from aggregations.run.begin import begin, look
 from aggregations.run.consistency import check_durability
@@ -20,7 +21,6 @@ from aggregations.run.start import EARLIEST, Starts, offsets, start_of
 from aggregations.run.turns import forget_beyond
 from persistence.compaction import compaction
 from persistence.kafka import KafkaSettings, Topics
-from persistence.manifest import Rebuilt
 from persistence.registry import preflight
 
 _LOG = logging.getLogger("headwater.engine")
@@ -114,7 +114,7 @@ def open_run(
     start: Starts = EARLIEST,
     only_looks: bool = False,
     sends: bool = True,
-    rebuilt: Rebuilt | None = None,
+    rebuilding: Rebuilding | None = None,
 ) -> Opening:
     """Acquire an epoch, read the manifests, compare them with the broker, decide where to start, and note it.
 
@@ -122,7 +122,7 @@ def open_run(
 
         only_looks: Acquire no epoch and write nothing; all checks that could refuse the run are still made.
         sends: Outputs and dead letters are sent, and the group's offsets are known; otherwise `group` is None.
-        rebuilt: The run is that of a rebuild, with this note.
+        rebuilding: The run is that of a rebuild.
 
     Raises:
         RunRefusedError: It would be unsafe to continue and the risk is not accepted.
@@ -142,7 +142,8 @@ def open_run(
         if only_looks:
             run = look(flow, stores, generation=generation, accept=accept)
         else:
-            run = begin(flow, stores, generation=generation, accept=accept, rebuilt=rebuilt)
+            note = None if rebuilding is None else rebuilding.note
+            run = begin(flow, stores, generation=generation, accept=accept, rebuilt=note)
         stack.callback(run.close)
         refuse(check_durability([(name, one.capabilities) for name, one in run.distinct_stores()]), accept)
         committed = {} if group is None else topics.group_offsets(group, sources)
@@ -167,10 +168,12 @@ def open_run(
             if planned is not None:
                 planned(decided)
         refuse([finding for one in plans for finding in one.findings], accept)
-        run.doubted({place: one.high for place, one in marks.items()})
+        ends = {place: one.high for place, one in marks.items()}
+        # A rebuild that crashed read no further than the live generation was, which has not gone back since.
+        run.doubted(ends if rebuilding is None else {**rebuilding.until})
         if not only_looks:
             for one in plans:
                 run.start_at(one.topic, one.topic_id, one.starts, one.growth, one.starting_offsets)
-            forget_beyond(run, {place: one.high for place, one in marks.items()})
+            forget_beyond(run, ends)
         stack.pop_all()
         return Opening(topics, run, plans)

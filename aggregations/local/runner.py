@@ -92,7 +92,7 @@ def run_local(
         start=start,
         planned=planned,
         sends=rebuilding is None,
-        rebuilt=None if rebuilding is None else rebuilding.note,
+        rebuilding=rebuilding,
     )
     with local_engine(
         flow,

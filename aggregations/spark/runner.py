@@ -107,7 +107,7 @@ def run_flow(
             start=start,
             planned=planned,
             sends=rebuilding is None,
-            rebuilt=None if rebuilding is None else rebuilding.note,
+            rebuilding=rebuilding,
         )
         try:
             with session(f"headwater {flow.name}", modules=modules, master=master, conf=conf, stop=stop) as spark:
