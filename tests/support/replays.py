@@ -107,6 +107,12 @@ class Land:
         with generations_of(OLD, self.urls) as found:
             return found.pointer()
 
+    def know(self) -> None:
+        """Learn the code of a rebuild whose command died."""
+        rebuild = self.pointer().rebuild
+        if rebuild is not None:
+            self.code.setdefault(rebuild.generation, NEW if rebuild.redefined else OLD)
+
     def position(self, generation: int) -> int:
         with generations_of(OLD, self.urls) as found:
             return found.positions(generation).get(TopicPartition("legs", 0), 0)
@@ -126,12 +132,15 @@ class Land:
             if self.run is None:
                 self.start()
             assert self.run is not None
-            self.fold(self.run, records)
+            if self.fold(self.run, records):
+                pointer, generation = self.pointer(), self.run.run.ref.generation
+                assert generation == pointer.live, "a run has written into a generation that is not live"
+                assert generation != pointer.closing, "a run has written into a generation that is being replaced"
         except (Fenced, RunRefusedError):
             self.run = None
 
-    def fold(self, run: MemoryRunner, records: int) -> None:
-        """Fold the next records, and note what leaves, also if the batch fails afterwards."""
+    def fold(self, run: MemoryRunner, records: int) -> bool:
+        """Fold the next records, and note what leaves, also if the batch fails afterwards; return whether there were any."""
         first = run.run.start.get(TopicPartition("legs", 0), 0)
         last = min(first + records, self.length)
         if first < last:
@@ -140,6 +149,7 @@ class Land:
                 run.process(self.records(first, last))
             finally:
                 self.published += [one.own.offset for one in run.outputs[before:] if one.own is not None]
+        return first < last
 
     def wake(self, number: int, records: int) -> bool:
         """Let a frozen run go on; return whether it could still write."""
@@ -190,10 +200,10 @@ class Land:
             pointer, note = begin_rebuild(found, author, live=1, redefined=False)
             with at_work(found, author):
                 return swap_rebuild(
-                    found, author, pointer, note, outside, compare=self._compare, agreed=lambda _: agreed
+                    found, author, pointer, note, outside, compare=self.compare, agreed=lambda _: agreed
                 )
 
-    def _compare(self, old: int, new: int) -> Differences:
+    def compare(self, old: int, new: int) -> Differences:
         """Check that both have folded the same records, all of those that the old one has committed."""
         assert self.position(old) == self.position(new)
         assert self.results(new) == self.expected(new, self.position(new))
@@ -223,12 +233,16 @@ class MemoryFolding:
         run = MemoryRunner(
             found.flow, self.land.urls, ends={place: self.land.length}, generation=generation, rebuilt=note
         )
-        until = found.positions(pointer.live).get(place, 0)
+        until = self.until(found, pointer)
         while (first := run.run.start.get(place, 0)) < until:
             run.process(self.land.records(first, min(first + self.size, until)))
             self.meanwhile()
         run.close()
         return run.report
+
+    def until(self, found: Generations, pointer: Pointer) -> int:
+        """The offset up to which the rebuild reads: where the live generation is."""
+        return found.positions(pointer.live).get(TopicPartition("legs", 0), 0)
 
     def send_letters(self, found: Generations, generation: int) -> int:
         self.meanwhile()
