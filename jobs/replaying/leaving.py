@@ -1,6 +1,6 @@
 """What a rebuild sends when it becomes live: the dead letters that it held, and the states that the flow publishes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -54,8 +54,10 @@ def send_states(found: Generations, generation: int, kafka: KafkaSettings) -> in
         StoreError: A store does not answer.
     """
     stages = [stage for stage in found.flow.stages if stage.snapshots]
-    if not stages:
-        return 0
+    return effect(HELD, lambda: _send_stages(found, generation, kafka, stages)) if stages else 0
+
+
+def _send_stages(found: Generations, generation: int, kafka: KafkaSettings, stages: Sequence[Stage]) -> int:
     count = 0
     with closing(AcknowledgedProducer(kafka)) as producer:
         for stage in stages:

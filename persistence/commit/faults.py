@@ -92,7 +92,7 @@ _POINTS = {
     SNAPSHOT: "the file of a snapshot, which is complete, gets its name",
     RESTORE: "a restore writes a part of a snapshot: the note that it has begun, states, the manifest",
     POINTER: "the pointer to a flow's live generation is closed to older writers, or written into one store",
-    HELD: "dead letters that a rebuild held until the swap are produced and acknowledged",
+    HELD: "what a rebuild held until the swap, dead letters and published states, is produced and acknowledged",
     FINISH: "a run that ends cleanly notes this in the manifests",
     REPUBLISH_PRODUCE: "a republisher hands a batch of outputs to its producer",
     REPUBLISH_FLUSH: "a republisher waits until its outputs are acknowledged",

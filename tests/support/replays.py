@@ -133,9 +133,9 @@ class Land:
                 self.start()
             assert self.run is not None
             if self.fold(self.run, records):
-                pointer, generation = self.pointer(), self.run.run.ref.generation
-                assert generation == pointer.live, "a run has written into a generation that is not live"
-                assert generation != pointer.closing, "a run has written into a generation that is being replaced"
+                assert self.run.run.ref.generation == self.pointer().live, (
+                    "a run wrote into a generation that is not live"
+                )
         except (Fenced, RunRefusedError):
             self.run = None
 
