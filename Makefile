@@ -19,7 +19,7 @@ SLOW := $(wildcard tests/simulation tests/spark tests/local tests/integration te
 TLA := .headwater/tla-checker-0.24.0
 STUBS := envelope/v1/envelope:envelope demo/v1/leg:jobs/demo
 
-.PHONY: help demo test check lint tests-fast tests-slow coverage docs bench prove cluster soak mutants fuzz model manifests lock proto clean java
+.PHONY: help demo test check lint tests-fast tests-slow coverage docs bench prove kills cluster soak mutants fuzz model manifests lock proto clean java
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/' | expand -t 16
@@ -43,7 +43,7 @@ tests-fast: $(READY)
 
 # Three files in parallel on two cores: with few records, servers and Spark mostly wait.
 tests-slow: $(READY) java
-	$(PYTEST) -q -n 3 --dist loadfile --no-loadscope-reorder --durations=15 $(SLOW)
+	$(PYTEST) -q -n 3 --dist loadfile --no-loadscope-reorder --durations=15 -m 'not kills' $(SLOW)
 
 docs: $(READY)  ## the documentation as a site, in build/docs/index.html; a warning is an error
 	$(BIN)/python -m sphinx -b html -q -W --keep-going docs build/docs
@@ -60,6 +60,9 @@ bench: $(READY) java  ## headwater compared with Kafka Streams and others, resul
 
 prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; ARGS='--seeds 2000 --schedules 50000 --json'
 	@$(BIN)/python -m tests.simulation prove $(ARGS)
+
+kills: $(READY) java  ## processes killed at every step: each filter, path and number of sources, and a whole chain
+	$(PYTEST) -q -n 2 --dist loadfile -m kills tests/integration
 
 cluster: $(READY) java  ## a standalone Spark cluster that gets its packages in an archive; executors and drivers killed
 	$(PYTEST) -q tests/cluster

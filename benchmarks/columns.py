@@ -45,8 +45,8 @@ def flow_of():
     return flow.aggregate("carriers", key="carrier", fold=Fields(legs=count()), co_partitioned=False)
 
 
-def tables(messages, first):
-    """The records of one batch, as the engine reads them."""
+def tables(messages, first, per_ms=0):
+    """The records of one batch, as the engine reads them; `per_ms` of them have the same timestamp, or all if it is 0."""
     for number, part in enumerate(batched(messages, CHUNK)):
         start = first + number * CHUNK
         yield pa.table(
@@ -56,7 +56,10 @@ def tables(messages, first):
                 "topic": pa.repeat("legs", len(part)),
                 "partition": pa.array([0] * len(part), pa.int32()),
                 "offset": pa.array(range(start, start + len(part)), pa.int64()),
-                "timestamp": pa.array([1_700_000_000_000] * len(part), pa.timestamp("ms")),
+                "timestamp": pa.array(
+                    [1_700_000_000_000 + (row // per_ms if per_ms else 0) for row in range(start, start + len(part))],
+                    pa.timestamp("ms"),
+                ),
             }
         )
 

@@ -27,7 +27,8 @@ SEAL_TAG: Final = b"\xfd\x7f"
 """Tag of `checksum`: field 2047, wire type fixed32."""
 SEAL_BYTES: Final = 6
 _FORMAT_TAG: Final = 0x08
-_CHAIN_TAG: Final = b"\x4a"
+CHAIN_TAG: Final = b"\x4a"
+"""Tag of a hop."""
 
 _crc32c: Final[Callable[[bytes], int]] = google_crc32c.value
 _extend_crc32c: Final[Callable[[int, bytes], int]] = google_crc32c.extend
@@ -60,7 +61,7 @@ def encode(envelope: Envelope, limits: Limits = DEFAULT_LIMITS) -> bytes:
         sequence_per_partition=envelope.sequence_per_partition,
     )
     hops = b"".join(encode_hop(hop, limits) for hop in envelope.chain)
-    return _seal(HEAD + message.SerializeToString() + hops + envelope.unknown)
+    return seal(HEAD + message.SerializeToString() + hops + envelope.unknown)
 
 
 def encode_hop(hop: Hop, limits: Limits = DEFAULT_LIMITS) -> bytes:
@@ -90,7 +91,7 @@ def encode_hop(hop: Hop, limits: Limits = DEFAULT_LIMITS) -> bytes:
         keyless=hop.keyless,
     )
     body = message.SerializeToString() + hop.unknown
-    return _CHAIN_TAG + varint(len(body)) + body
+    return CHAIN_TAG + varint(len(body)) + body
 
 
 def append_hop(
@@ -124,7 +125,7 @@ def append_hop(
     if is_sealed(value):
         return append_bytes(value, tail)
     check_head(value, limits)
-    return _seal(HEAD + value[len(HEAD) - 2 :] + tail)
+    return seal(HEAD + value[len(HEAD) - 2 :] + tail)
 
 
 def append_bytes(value: bytes, tail: bytes) -> bytes:
@@ -247,7 +248,7 @@ def rewrite(message: pb.Envelope, hops: bytes = b"", limits: Limits = DEFAULT_LI
             setattr(changed, name, field)
     if "payload" in fields:
         _check_sizes(0, len(changed.payload), limits)
-    return _seal(HEAD + changed.SerializeToString() + hops)
+    return seal(HEAD + changed.SerializeToString() + hops)
 
 
 def is_sealed(value: bytes) -> bool:
@@ -358,8 +359,15 @@ def _check_sizes(hops: int, payload_bytes: int, limits: Limits) -> None:
         )
 
 
-def _seal(body: bytes) -> bytes:
+def seal(body: bytes) -> bytes:
+    """Append the checksum of the fields before it."""
     return body + SEAL_TAG + _crc32c(body).to_bytes(4, "little")
+
+
+def hop_bytes(hop: pb.Hop) -> bytes:
+    """Serialize a hop of a checked envelope: `encode_hop` without its checks."""
+    body = hop.SerializeToString()
+    return CHAIN_TAG + varint(len(body)) + body
 
 
 def varint(number: int) -> bytes:

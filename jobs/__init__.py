@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from jobs.explaining.blame import Blame, blame
     from jobs.explaining.explain import explain
     from jobs.explaining.outcome import Explanation, Fate, Outcome
+    from jobs.refolding.audit import Audit, audit
+    from jobs.refolding.rehearse import Rehearsal, rehearse
     from jobs.replay import (
         Differences,
         Replayed,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from jobs.views import States, View, states
 
 __all__ = [
+    "Audit",
     "Blame",
     "Differences",
     "Explanation",
@@ -39,6 +42,7 @@ __all__ = [
     "Found",
     "Outcome",
     "Place",
+    "Rehearsal",
     "ReplayPlan",
     "Replayed",
     "Restored",
@@ -49,12 +53,14 @@ __all__ = [
     "Swapped",
     "View",
     "abandon",
+    "audit",
     "blame",
     "explain",
     "kafka",
     "plan_replay",
     "pointer_of",
     "rebuild",
+    "rehearse",
     "restore",
     "rollback",
     "run",
@@ -81,6 +87,8 @@ _MODULES: Final = {
         "rollback",
         "swap",
     ),
+    "refolding.audit": ("Audit", "audit"),
+    "refolding.rehearse": ("Rehearsal", "rehearse"),
     "settings": ("kafka",),
     "submit": ("run",),
     "table.source": ("StatesSource",),

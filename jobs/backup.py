@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
+from tempfile import mkstemp
 from typing import Any, BinaryIO, Final
 
 from aggregations.definition.flow import Flow
@@ -23,8 +23,8 @@ from persistence.snapshot_file import SnapshotReader, SnapshotWriter
 
 __all__ = ["Restored", "Snapshot", "restore", "snapshot"]
 
-_PART: Final = 5_000
-"""States in one part of the file: about 1.5 MB before compression."""
+_PART_BYTES: Final = 2 << 20
+"""Keys and states in one part of the file, before compression; a part with one state may be larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,16 @@ def snapshot(
         progress: Called with the number of states saved, and None.
 
     Raises:
-        UsageError: The file exists, or cannot be written.
+        UsageError: The file exists, is not a regular one, or cannot be written.
         RunRefusedError: A run is at work, the last one did not end cleanly, or the stores do not fit each other or the flow.
         Corrupt: A state does not match its checksum.
         StoreError: A store does not answer, or refuses a request.
     """
-    if to.exists() and not replace:
-        raise UsageError(f"{to} exists: give another file, or --replace")
+    if to.exists():
+        if not to.is_file():
+            raise UsageError(f"{to} is not a regular file")
+        if not replace:
+            raise UsageError(f"{to} exists: give another file, or --replace")
     what = "save the states of one moment"
     with closing(look(flow, stores, generation=generation)) as run:
         manifest = check_border(run, what)
@@ -162,22 +165,31 @@ def restore(
         RunRefusedError: It is not a whole snapshot, is of another flow, generation or definition, or a store is not empty.
         StoreError: A store does not answer, or refuses a request. Repeat the restore.
     """
-    try:
-        with source.open("rb") as file:
+    with _opened(source) as file:
+        try:
             reader = SnapshotReader(file)
-            if generation not in (None, reader.header.generation):
-                raise RunRefusedError(f"{source} is of generation {reader.header.generation}, not {generation}")
+        except DamagedError as error:
+            raise RunRefusedError(f"{source}: {error}. Use another copy of it; nothing was written") from error
+        if generation not in (None, reader.header.generation):
+            raise RunRefusedError(f"{source} is of generation {reader.header.generation}, not {generation}")
+        try:
             return restore_states(flow, stores, reader, accept=accept, progress=progress)
-    except DamagedError as error:
-        raise RunRefusedError(f"{source}: {error}. Use another copy of it; nothing was written") from error
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise UsageError(f"{source}: {error.strerror}") from error
+        except DamagedError as error:
+            raise RunRefusedError(
+                f"{source} was changed while it was restored: {error}. Repeat the restore with a copy of the file as it was"
+            ) from error
 
 
 def _parts(store: StateStore, ref: StageRef) -> Iterator[list[tuple[bytes, bytes]]]:
     """The states of a stage, checked, in parts."""
-    found = ((key, _checked(stored.value, ref, key)) for key, stored in store.scan(ref))
-    while part := [*islice(found, _PART)]:
+    part, size = list[tuple[bytes, bytes]](), 0
+    for key, stored in store.scan(ref):
+        part.append((key, _checked(stored.value, ref, key)))
+        size += len(key) + len(stored.value)
+        if size >= _PART_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
         yield part
 
 
@@ -188,14 +200,31 @@ def _checked(value: bytes, ref: StageRef, key: bytes) -> bytes:
         raise Corrupt(f"the state cannot be read: {error}", ref=ref, key=key) from error
 
 
+def _opened(path: Path) -> BinaryIO:
+    """The file of a snapshot.
+
+    Raises:
+        UsageError: It cannot be opened, or is not a regular file.
+    """
+    try:
+        if not path.is_file() and path.exists():
+            raise UsageError(f"{path} is not a regular file")
+        return path.open("rb")
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+
+
 @contextmanager
 def _written(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
     """A new file beside the wanted one, readable by its owner alone; it is deleted unless it was renamed."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            yield file, part
+        # A name of its own: in containers that share a volume, two processes may have the same number.
+        handle, name = mkstemp(prefix=f".{path.name[:100]}.", suffix=".part", dir=path.parent)
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
         raise UsageError(f"{path}: {error.strerror}") from error
+    part = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file, part
     finally:
         part.unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from typing import Any, Final, NoReturn, Self
 from urllib.parse import urlsplit
 
 from jobs.environment import UsageError
+from persistence.names import MAX_GENERATION
 
 FILE: Final = "headwater.toml"
 _FLOW: Final[Mapping[str, type]] = {
@@ -113,8 +114,8 @@ class _Reader:
         stages = table.get("stores", {})
         self.check(stages, dict.fromkeys(stages, str), "flows", name, "stores")
         urls = {stage: self.url(stages, stage, "flows", name, "stores") for stage in stages}
-        if (generation := table.get("generation")) is not None and generation < 1:
-            self._refuse("a generation is 1 or greater", "flows", name, "generation")
+        if (generation := table.get("generation")) is not None and not 1 <= generation <= MAX_GENERATION:
+            self._refuse(f"a generation is a number from 1 to {MAX_GENERATION}", "flows", name, "generation")
         if url := self.url(table, "store", "flows", name):
             urls = {"": url, **urls}
         return FlowDefaults(urls, table.get("dead_letters"), generation, table.get("journal"))

@@ -9,8 +9,9 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -22,6 +23,7 @@ from jobs.directory import FILE, Directory
 from jobs.environment import DEBUG, SPARK_LOG_LEVEL, STORE, UsageError
 from persistence.kafka import KafkaSettings
 from persistence.kafka.settings import ENV_PREFIX
+from persistence.registry import open_store
 from persistence.urls import redact
 
 BOOTSTRAP: Final = f"{ENV_PREFIX}BOOTSTRAP"
@@ -34,6 +36,7 @@ T = TypeVar("T")
 
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
+_LONGEST_SECONDS: Final = 100 * 365 * 86_400.0
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -200,6 +203,21 @@ def of_flow(
     return FlowSettings(bind(flow, urls), letters, number, origins, entries)
 
 
+def check_shared(what: str, url: str) -> None:
+    """Refuse a store that ends with this process.
+
+    Args:
+        what: What it is, for the error.
+        url: Its URL.
+
+    Raises:
+        UsageError: It is in memory.
+    """
+    with closing(open_store(url)) as store:
+        if not store.capabilities.shared:
+            raise UsageError(f"{what} is in the memory of one process: give another one with --store URL")
+
+
 def _given(texts: Sequence[str]) -> dict[str, str]:
     """URL by stage name; the empty name stands for all other stages."""
     by_stage: dict[str, str] = {}
@@ -225,12 +243,14 @@ def seconds(text: str, option: str) -> float:
     """Read a duration, the value of an option: `500ms`, `1s`, `2m`, `1h`, or a bare number of seconds.
 
     Raises:
-        UsageError: It is not a duration, or not above zero.
+        UsageError: It is not a duration, not above zero, or longer than a hundred years.
     """
     found = _DURATION.fullmatch(text.strip())
     length = float(found[1]) * _SECONDS[found[2] or "s"] if found else 0.0
     if length <= 0:
         raise UsageError(f"{option}: {text!r} is not a duration; write for example 500ms, 1s, 2m or 1h")
+    if length > _LONGEST_SECONDS:
+        raise UsageError(f"{option}: the duration is longer than a hundred years")
     return length
 
 
@@ -238,11 +258,12 @@ def time(text: str, option: str) -> datetime:
     """Read a time with its zone, the value of an option.
 
     Raises:
-        UsageError: It is not a time in ISO 8601, or has no zone.
+        UsageError: It is not a time in ISO 8601, has no zone, or is not within the years 1 to 9999 in UTC.
     """
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
+        found.astimezone(UTC)  # fails if it is not within the years 1 to 9999 there
+    except (ValueError, OverflowError):
         found = None
     if found is None or found.tzinfo is None:
         raise UsageError(f"{option}: {text!r} is not a time with its zone; write for example 2026-11-24T06:00:00Z")

@@ -14,6 +14,7 @@ import polars as pl
 from aggregations.definition.flow import Flow, Stage
 from aggregations.definition.windows import Window
 from aggregations.errors import FlowError
+from aggregations.run.border import check_whole
 from aggregations.run.live import live_generation
 from jobs.table.columns import Columns
 from jobs.table.selection import Selection, condition, matching
@@ -113,6 +114,7 @@ class States(Iterable[View]):
         else:
             found = self._in_windows(store, window)
         manifest = store.load_manifest(self.ref.flow_ref)  # before the states: what is written later has no time
+        check_whole(self.ref.flow_ref, [(self.stage.name, manifest)])
         times = manifest.times if manifest else ()
         views = (view for key, stored in found for view in views_of(self.stage, self.ref, key, stored, times))
         recent = filter(which.of_age, views)
@@ -179,6 +181,7 @@ def states(
             process, or the stage has no window that starts at `start`.
         Corrupt: A state cannot be read.
         DefinitionChangedError: A state of an earlier definition does not have the shape of the stage's states.
+        RunRefusedError: A snapshot is being restored into the store, or this was interrupted.
     """
     found = flow.stage(stage)
     live = live_generation(flow, stores) if generation is None else generation

@@ -91,6 +91,8 @@ class Manifest(msgspec.Struct, frozen=True):
         times: When batches were committed (`persistence.times`).
         closing_us: The event time that every partition has reached, in microseconds since 1970
             (`aggregations.run.closing`); None if there is none, or if the flow has no event times.
+        published: Due time, in seconds since 1970, up to which the windows of a stage that publishes them when they close are
+            published (`aggregations.run.final`), by stage; of the stages that this store keeps it counts.
         unfinished: Next offset per topic and partition after a batch that was begun and is not committed; only of a flow with
             tables, which a run reads again only after these records.
         restoring: Checksum of the snapshot that is being restored into the store; empty when none is.
@@ -116,6 +118,7 @@ class Manifest(msgspec.Struct, frozen=True):
     starting_offsets: Mapping[str, Mapping[int, int]] = {}
     times: tuple[Committed, ...] = ()
     closing_us: int | None = None
+    published: Mapping[str, int] = {}
     unfinished: Mapping[str, Mapping[int, int]] = {}
     restoring: str = ""
     rebuilt: Rebuilt | None = None

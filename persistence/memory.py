@@ -116,6 +116,11 @@ class MemoryStore:
             removed[name] = max(until, removed.get(name, until))
             return len(gone)
 
+    def due(self, stage: StageRef, until: int, *, after: int | None = None) -> Iterator[bytes]:
+        with self._lock:
+            dues = list(self._dues.get(stage, {}).items())
+        return (key for key, due in dues if due <= until and (after is None or due > after))
+
     def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
         with self._lock:
             held = dict.fromkeys(self._bucket_names(), _EMPTY) | self._buckets.get(stage, {})

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 # Names become parts of keys, tables and file names in every store, so they contain no separator and no space.
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}\Z")
+MAX_GENERATION = 999_999_999
+"""The hop of a redriven record names a generation with up to nine digits (`envelope.redrive`)."""
 
 
 def check_name(kind: str, name: str) -> str:
@@ -24,10 +26,10 @@ def check_generation(flow: str, generation: int) -> int:
     """Return `generation` if a flow can have states of this number.
 
     Raises:
-        ValueError: It is below 1.
+        ValueError: It is not between 1 and `MAX_GENERATION`.
     """
-    if generation < 1:
-        raise ValueError(f"generation {generation} of flow {flow}: generations count from 1")
+    if not 1 <= generation <= MAX_GENERATION:
+        raise ValueError(f"generation {generation} of flow {flow}: generations count from 1 to {MAX_GENERATION}")
     return generation
 
 

@@ -160,6 +160,8 @@ class StateStore(Protocol):
       30. A `save` of a write that is due at or before this time raises `Conflict` with its key, even if it is a
           repeated write: no state returns.
       31. `remove` follows 5, 6, 23 and 24 like `save`. It may be repeated, also after it was interrupted at any point.
+      32. `due` yields the keys of the states of a stage that are due after one time and at or before another, each once,
+          as a stream. While states of the stage are written or removed, some may be missing, or occur twice.
 
     Parts of a scan
       27. With `begin` and `end`, `scan` yields only the keys from `begin` up to but not including `end`, in the order
@@ -251,6 +253,16 @@ class StateStore(Protocol):
             StoreWentBack: A bucket does not hold its known mark.
             Fenced: A higher epoch is installed.
             Terminal: The store does not know this epoch.
+        """
+        ...
+
+    def due(self, stage: StageRef, until: int, *, after: int | None = None) -> Iterator[bytes]:
+        """Yield the keys of the states of a stage that are due at or before `until`.
+
+        Args:
+            stage: The stage.
+            until: Event time, in seconds since 1970.
+            after: Only the states that are due after this time; None for all.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Numpy arrays of integers and of truth values, and values as spans of a buffer."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,8 @@ import pyarrow as pa
 Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 N = TypeVar("N", bound=np.generic)
+
+_NO_BYTES: Final = np.frombuffer(b"", np.uint8)  # read-only, as all others: for another kind code is compiled again
 
 
 def arrow(values: npt.NDArray[Any], valid: Mask | None = None) -> pa.Array:
@@ -81,16 +83,19 @@ class Spans(NamedTuple):
     lengths: Ints
 
     @classmethod
-    def of(cls, array: pa.BinaryArray | pa.StringArray) -> "Spans":
+    def of(cls, array: pa.BinaryArray | pa.StringArray | pa.LargeBinaryArray | pa.LargeStringArray) -> "Spans":
         """The values of an array, which are not copied."""
         _, offsets, data = array.buffers()
         if len(array) == 0 or offsets is None:
-            return cls(np.zeros(0, np.uint8), np.zeros(len(array), np.int64), np.zeros(len(array), np.int64))
-        bounds = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+            return cls(_NO_BYTES, np.zeros(len(array), np.int64), np.zeros(len(array), np.int64))
+        large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
+        bounds = np.frombuffer(offsets, np.int64 if large else np.int32)[
+            array.offset : array.offset + len(array) + 1
+        ].astype(np.int64)
         lengths = np.diff(bounds)
         if array.null_count:
             lengths[array.is_null().to_numpy(zero_copy_only=False)] = -1
-        return cls(np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8), bounds[:-1], lengths)
+        return cls(_NO_BYTES if data is None else np.frombuffer(data, np.uint8), bounds[:-1], lengths)
 
     def at(self, rows: Ints | Mask) -> "Spans":
         """Some of the values."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
@@ -23,6 +24,7 @@ from aggregations.definition.source import Decoded, RecordDecoder, Topic
 from envelope import EnvelopeError, Tombstones
 from envelope.codec import HEAD
 from envelope.dedup.lineage import NO_INDEX
+from envelope.filters.producers import Stamp
 
 _MOST_HOPS: Final = 1024
 """Hops of a chain that compiled code reads; a longer one is read by `RecordDecoder`."""
@@ -40,6 +42,7 @@ class _Part:
         codes: Signature of every row.
         positions: Position components; `MISSING` where a position is shorter.
         time_us: `Decoded.time_us`, Int64; None if it is not needed.
+        stamps: `Decoded.stamp`, as `schema.STAMP`; None if it is not needed.
     """
 
     rows: Ints
@@ -49,6 +52,7 @@ class _Part:
     codes: Ints
     positions: list[Ints]
     time_us: pl.Series | None
+    stamps: pl.Series | None
 
 
 @dataclass(slots=True)
@@ -77,6 +81,7 @@ class Decoder:
         topic_ids: Current topic id by topic, for roots without a topic id.
         columns: The payload columns needed; None for all.
         timed: Add the column `schema.TIME`.
+        stamps: Add the column `schema.STAMP`.
     """
 
     def __init__(
@@ -86,13 +91,15 @@ class Decoder:
         columns: frozenset[str] | None = None,
         *,
         timed: bool = False,
+        stamps: bool = False,
     ) -> None:
         self.topic = topic
         self._timed = timed
+        self._stamps = stamps
         self.schema = {name: kind for name, kind in topic.schema.items() if columns is None or name in columns}
         payload_type = topic.payload.type if isinstance(topic.payload, Protobuf) else None
         self._payload_type = np.frombuffer((payload_type.full_name if payload_type else "").encode(), np.uint8)
-        self._one = RecordDecoder(topic, columns)
+        self._one = RecordDecoder(topic, columns, stamps=stamps)
         self._payloads = payload_columns(topic.payload, columns)
         self._signatures = Signatures({} if topic_ids is None else topic_ids, topic.cluster)
 
@@ -126,7 +133,7 @@ class Decoder:
         limits, own = self.topic.limits, Own.of(inputs.topic, inputs.partition)
         values = Spans.of(inputs.value)
         good = np.empty(len(inputs.value), np.bool_)
-        found = np.empty((9, len(good)), np.int64)
+        found = np.empty((17 if self._stamps else 9, len(good)), np.int64)
         most = (limits.message_bytes, limits.payload_bytes, min(limits.hops, _MOST_HOPS), limits.topic_chars)
         offsets, indices, kinds, nodes = read_envelopes(
             tuple(values),
@@ -143,7 +150,7 @@ class Decoder:
         rows = np.flatnonzero(good)
         if len(rows) < len(good):
             found = found.take(rows, axis=1)
-        payload, name, (time, timed), (first, count, route) = found[:2], found[2:4], found[4:6], found[6:]
+        payload, name, (time, timed), (first, count, route) = found[:2], found[2:4], found[4:6], found[6:9]
         return self._part(
             rows,
             Hops(first, count, offsets, indices),
@@ -153,6 +160,7 @@ class Decoder:
             np.where(timed, time, inputs.timestamp_us[rows]),
             timed.astype(np.bool_) | (inputs.timestamp_ms[rows] >= 0),
             _texts(Spans(values.data, *name)),
+            _stamps(values.data, found[9:]) if self._stamps else None,
             inputs,
             codes,
         )
@@ -166,8 +174,9 @@ class Decoder:
         nameless = pl.repeat("", len(rows), eager=True, dtype=pl.String)
         times = inputs.timestamp_us[rows]
         hops = Hops.none(len(rows))
+        stamps = pl.repeat(None, len(rows), eager=True, dtype=schema.STAMPS) if self._stamps else None
         return self._part(
-            rows, hops, own.way, own.codes[rows], values.at(rows), times, times >= 0, nameless, inputs, codes
+            rows, hops, own.way, own.codes[rows], values.at(rows), times, times >= 0, nameless, stamps, inputs, codes
         )
 
     def _part(
@@ -180,6 +189,7 @@ class Decoder:
         event_time_us: Ints,
         timed: Mask,
         event_id: pl.Series,
+        stamps: pl.Series | None,
         inputs: Inputs,
         codes: _Codes,
     ) -> _Part:
@@ -193,7 +203,7 @@ class Decoder:
         signature_codes = numbers[routes]
         positions = _positions(hops, signature_codes, codes.signatures, inputs.offset[rows])
         time_us = _series(arrow(event_time_us, timed)) if self._timed else None
-        part = _Part(rows, columns, event_time_us, event_id, signature_codes, positions, time_us)
+        part = _Part(rows, columns, event_time_us, event_id, signature_codes, positions, time_us, stamps)
         placed = signature_codes >= 0
         return part if read.all() and placed.all() else _without(part, read, placed)
 
@@ -219,6 +229,7 @@ class Decoder:
                 for i in range(width)
             ],
             time_us=pl.Series([one.time_us for _, one in read], dtype=pl.Int64) if self._timed else None,
+            stamps=_given([one.stamp for _, one in read]) if self._stamps else None,
         )
 
 
@@ -238,6 +249,8 @@ def _frame(part: _Part, inputs: Inputs, signatures: Sequence[Signature]) -> pl.D
     ]
     if part.time_us is not None:
         system.append(part.time_us.alias(schema.TIME))
+    if part.stamps is not None:
+        system.append(part.stamps.alias(schema.STAMP))
     for component, values in enumerate(part.positions):
         short = values == schema.MISSING
         system.append(_series(arrow(values, ~short)).alias(schema.position(component)))
@@ -281,6 +294,7 @@ def _without(part: _Part, payload_read: Mask, placed: Mask) -> _Part:
         codes=part.codes[kept],
         positions=[values[kept] for values in part.positions],
         time_us=None if part.time_us is None else part.time_us.filter(pl.Series(kept)),
+        stamps=None if part.stamps is None else part.stamps.filter(pl.Series(kept)),
     )
 
 
@@ -293,6 +307,29 @@ def _texts(spans: Spans) -> pl.Series:
     if not spans.lengths.any():
         return pl.repeat("", len(spans.lengths), eager=True, dtype=pl.String)
     return _series(spans.array(pa.string()))
+
+
+def _stamps(data: npt.NDArray[np.uint8], found: Ints) -> pl.Series:
+    """The column `schema.STAMP`; `found` has the rows of `read_envelopes` from the ninth on."""
+    sequence, numbered, last, has_last, epoch, contiguous = found[2:]
+    fields = (
+        _texts(Spans(data, *found[:2])),
+        _series(arrow(sequence)),
+        _series(arrow(last, has_last.astype(np.bool_))),
+        _series(arrow(epoch)),
+        _series(arrow(contiguous.astype(np.bool_))),
+    )
+    frame = pl.DataFrame([one.alias(name) for name, one in zip(schema.STAMP_NAMES, fields, strict=True)])
+    whole = pl.struct(schema.STAMP_NAMES)
+    if not numbered.all():
+        whole = pl.when(pl.Series(numbered.astype(np.bool_))).then(whole)
+    return frame.select(whole.alias(schema.STAMP)).to_series()
+
+
+def _given(stamps: Sequence[Stamp | None]) -> pl.Series:
+    """Stamps as the column `schema.STAMP`."""
+    rows = [None if one is None else {name: getattr(one, name) for name in schema.STAMP_NAMES} for one in stamps]
+    return pl.Series(rows, dtype=schema.STAMPS)
 
 
 def _begins(values: Spans, head: bytes) -> Mask:

@@ -38,13 +38,13 @@ class Elements:
         node: Callable[[str, int, int], Node],
         values: Sequence[Any] | None = None,
     ) -> None:
-        self._size = frame.height
+        self.frame = frame
+        self.signatures = signatures
         self._columns = _Columns(frame)
         payload = frame.select(name for name in frame.columns if not name.startswith("_"))
         self._payload = _Columns(payload) if values is None else None
         self._values = values
         self._items = schema.item_columns(frame.columns)
-        self._signatures = signatures
         self._topics = topics
         self._node = node
 
@@ -56,7 +56,7 @@ class Elements:
         return element
 
     def __iter__(self) -> Iterator[Element[Any]]:
-        return map(self.__getitem__, range(self._size))
+        return map(self.__getitem__, range(self.frame.height))
 
     def own(self, row: int) -> Node:
         """Coordinates of the record."""
@@ -73,13 +73,13 @@ class Elements:
 
     def chain(self, row: int) -> tuple[Hop, ...]:
         """The hops of the record's envelope."""
-        if not self._signatures[self._columns[schema.SIGNATURE][row]].chained:
+        if not self.signatures[self._columns[schema.SIGNATURE][row]].chained:
             return ()
         return chain_of(self._columns[schema.VALUE][row], self._topics(self._columns[schema.TOPIC][row]))
 
     def chained(self, row: int) -> bool:
         """Whether the record has a chain."""
-        return bool(self._signatures[self._columns[schema.SIGNATURE][row]].chained)
+        return bool(self.signatures[self._columns[schema.SIGNATURE][row]].chained)
 
     def stamp(self, row: int) -> Stamp | None:
         """What the record's envelope says about its producer."""

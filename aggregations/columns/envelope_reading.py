@@ -176,7 +176,9 @@ def read_envelopes(
         limits: Bytes of a message, bytes of a payload, hops, characters of a topic.
         good: Set to whether a record was accepted.
         found: Nine rows, each by record: start and length of the payload and of the event id, event time and whether
-            there is one, first hop and number of hops, route.
+            there is one, first hop and number of hops, route. Or 17: also start and length of the producer's name,
+            sequence number and whether there is one, last sequence number and whether there is one, epoch, and whether
+            each partition is numbered.
 
     Returns:
         Offsets of all hops; their indices, -1 for none; kinds of hops, as spans of `values`, partition and flags; and
@@ -221,7 +223,9 @@ def read_envelopes(
         fine, claims, has_key, has_time = True, False, False, False
         version, checksum, time = int64(0), int64(0), int64(0)
         id_start = id_end = type_start = type_end = payload_start = payload_end = at
-        key_start = key_end = goal_start = goal_end = at
+        key_start = key_end = goal_start = goal_end = name_start = name_end = at
+        sequence, last, epoch, contiguous = int64(0), int64(0), int64(0), int64(0)
+        has_sequence, has_last = False, False
         hops, node = 0, own[row]
         while at < end and fine:
             tag, at = short(data, at, end)
@@ -240,6 +244,14 @@ def read_envelopes(
                     claims = claims or value != 0  # a later false would not take it back here: that is rare
                 elif number == 4:
                     time, has_time = value, True
+                elif number == 11:
+                    sequence, has_sequence = value, True
+                elif number == 14:
+                    epoch = value
+                elif number == 15:
+                    last, has_last = value, True
+                elif number == 16:
+                    contiguous = int64(value != 0)
             elif wire == 2 and number <= _LAST and not _NUMBERS >> number & 1:
                 start, at = span(data, at, end)
                 fine = at >= 0
@@ -267,6 +279,8 @@ def read_envelopes(
                         type_start, type_end = start, at
                     elif number == 12:
                         goal_start, goal_end = start, at
+                    elif number == 10:
+                        name_start, name_end = start, at
             elif wire == 5 and number == _CHECKSUM and end - at >= 4:
                 checksum, claims = little(data, at, 4), True
                 at += 4
@@ -300,6 +314,11 @@ def read_envelopes(
         found[2, row], found[3, row] = id_start, id_end - id_start
         found[4, row], found[5, row] = time, has_time
         found[6, row], found[7, row], found[8, row] = filled, hops, node
+        if len(found) > 9:
+            found[9, row], found[10, row] = name_start, name_end - name_start
+            found[11, row], found[12, row] = sequence, has_sequence
+            found[13, row], found[14, row] = last, has_last
+            found[15, row], found[16, row] = epoch, contiguous
         filled += hops
     tables[0] = 0  # it exists until here, like `all_kinds`, `all_nodes` and `more`
     return offsets[:filled].copy(), indices[:filled].copy(), all_kinds[: more[0]].copy(), all_nodes[: more[1]].copy()

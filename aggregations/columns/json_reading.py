@@ -2,6 +2,8 @@
 
 from typing import Final
 
+import numpy as np
+
 from aggregations.columns.arrays import Ints
 from aggregations.columns.compiled import compiled
 from aggregations.columns.record_text import (
@@ -22,7 +24,12 @@ LONG: Final = -3
 
 _DIGITS: Final = 19
 _TENTH: Final = (2**63 - 1) // 10
-_BACKSLASH: Final = ord("\\")
+_PLAIN, _QUOTED, _ESCAPE, _BEGINS, _ENDS, _SEPARATES = range(6)
+_SIGNS: Final = np.zeros(256, np.uint8)
+"""What a byte means to `value_end`."""
+_SIGNS[[QUOTE, ord("\\"), OPEN, BEGIN, CLOSE, END, COMMA]] = (
+    *(_QUOTED, _ESCAPE, _BEGINS, _BEGINS, _ENDS, _ENDS, _SEPARATES),
+)
 
 
 @compiled(allocates=False)
@@ -84,21 +91,21 @@ def value_end(data: Bytes, at: int, end: int) -> int:
     """Where a JSON value ends, if it is valid; -1 if it has no end."""
     depth, quoted = 0, False
     while at < end:
-        byte = data[at]
-        if quoted:
-            if byte == _BACKSLASH:
+        sign = _SIGNS[data[at]]
+        if sign == _PLAIN:
+            pass
+        elif quoted:
+            if sign == _ESCAPE:
                 at += 1
-            elif byte == QUOTE:
+            elif sign == _QUOTED:
                 quoted = False
-        elif byte == QUOTE:
+        elif sign == _QUOTED:
             quoted = True
-        elif byte in (OPEN, BEGIN):
+        elif sign == _BEGINS:
             depth += 1
-        elif byte in (CLOSE, END):
-            if depth == 0:
-                return at
-            depth -= 1
-        elif byte == COMMA and depth == 0:
+        elif depth == 0 and sign != _ESCAPE:
             return at
+        elif sign == _ENDS:
+            depth -= 1
         at += 1
     return -1

@@ -12,9 +12,6 @@ from aggregations.columns.elements import chain_of
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.definition.system import SYSTEM_COLUMNS, hop_values
-from envelope.codec import parse, redriven_payload
-from envelope.filters.producers import stamp_of
-from envelope.framing import strip_frame
 
 
 def with_record_columns(batch: Batch, table: pa.Table, flow: Flow[Any], topic: Topic) -> pl.DataFrame:
@@ -27,14 +24,12 @@ def with_record_columns(batch: Batch, table: pa.Table, flow: Flow[Any], topic: T
         topic: The topic of the records.
     """
     lists, frame = flow.system_lists, batch.frame
-    if not (lists or flow.calls_functions or flow.reads_stamps):
+    if not (lists or flow.calls_functions):
         return frame
     rows, found = frame.get_column(schema.ROW), []
     values = _series(table.column("value")).gather(rows).alias(schema.VALUE)
     if flow.calls_functions and any(one.chained for one in batch.signatures):
         found.append(values)
-    if flow.reads_stamps:
-        found.append(_stamps(values, topic))
     if schema.CHAIN in lists:
         found.append(_chains(batch, values, topic))
     if schema.HEADERS in lists:
@@ -54,28 +49,6 @@ def _chains(batch: Batch, values: pl.Series, topic: Topic) -> pl.Series:
         hop_values(chain_of(value, topic)) if chained[code] else [] for code, value in zip(codes, values, strict=True)
     ]
     return pl.Series(schema.CHAIN, chains, SYSTEM_COLUMNS[schema.CHAIN])
-
-
-def _stamps(values: pl.Series, topic: Topic) -> pl.Series:
-    """The column `_stamp`, given the values of the records: what `stamp_of` returns for their envelopes."""
-    rows: list[tuple[Any, ...] | None] = []
-    for value in values:
-        if not topic.envelope:
-            message = redriven_payload(value, topic.limits)
-            stamp = None if message is None else stamp_of(message)
-            rows.append(None if stamp is None else tuple(getattr(stamp, name) for name in schema.STAMP_NAMES))
-            continue
-        read = parse(strip_frame(value), topic.limits)
-        has = read.HasField
-        last = read.last_sequence if has("last_sequence") else None
-        stamped = (read.producer, read.sequence, last, read.producer_epoch, read.sequence_per_partition)
-        rows.append(stamped if has("sequence") else None)
-    columns = zip(*((None,) * len(schema.STAMP_NAMES) if row is None else row for row in rows), strict=True)
-    fields = dict(zip(schema.STAMP_NAMES, columns, strict=True)) if rows else {}
-    frame = pl.DataFrame(fields, schema=dict(schema.STAMP_FIELDS), orient="col")
-    return frame.select(
-        pl.when(pl.col("sequence").is_not_null()).then(pl.struct(schema.STAMP_NAMES)).alias(schema.STAMP)
-    ).to_series()
 
 
 def _any_items(lists: pa.ChunkedArray) -> bool:

@@ -8,6 +8,7 @@ from aggregations.columns.arrays import Ints
 from aggregations.columns.checksum import crc32c
 from aggregations.columns.compiled import compiled
 from aggregations.columns.histories import LaneArrays
+from aggregations.columns.json_writing import put, put_number, put_numbers, put_word
 from aggregations.columns.lane_names import LaneTable
 from aggregations.columns.record_text import (
     AT,
@@ -21,7 +22,6 @@ from aggregations.columns.record_text import (
     HEX,
     INDEX,
     LANES,
-    MINUS,
     NULL,
     OPEN,
     QUOTE,
@@ -67,47 +67,6 @@ def write_records(
 
 
 @compiled(allocates=False)
-def _put(out: Bytes, at: int, texts: Bytes, first: int, last: int) -> int:
-    for i in range(last - first):
-        out[at + i] = texts[first + i]
-    return at + last - first
-
-
-@compiled(allocates=False)
-def _put_word(out: Bytes, at: int, word: int) -> int:
-    return _put(out, at, WORDS, WORD_FIRST[word], WORD_FIRST[word + 1])
-
-
-@compiled(allocates=False)
-def _put_number(out: Bytes, at: int, number: int) -> int:
-    """Write an integer and return where it ends. Its digits are of the magnitude as an unsigned number."""
-    magnitude = np.uint64(number)
-    if number < 0:
-        out[at] = MINUS
-        at += 1
-        magnitude = np.uint64(0) - magnitude
-    digits, rest = 1, magnitude
-    while rest >= np.uint64(10):
-        rest //= np.uint64(10)
-        digits += 1
-    for i in range(digits):
-        out[at + digits - 1 - i] = np.uint8(48) + np.uint8(magnitude % np.uint64(10))
-        magnitude //= np.uint64(10)
-    return at + digits
-
-
-@compiled(allocates=False)
-def _put_numbers(out: Bytes, at: int, numbers: Ints, first: int, last: int, step: int) -> int:
-    """Write a list without its opening bracket."""
-    for i in range(first, last, step):
-        at = _put_number(out, at, numbers[i])
-        out[at] = COMMA
-        at += 1
-    out[at - 1] = CLOSE
-    return at
-
-
-@compiled(allocates=False)
 def _put_steps(out: Bytes, at: int, lanes: LaneArrays, lane: int) -> int:
     """Write root offsets as steps, without the opening bracket."""
     size, first, last = lanes.width[lane], lanes.first[lane], lanes.first[lane + 1]
@@ -116,7 +75,7 @@ def _put_steps(out: Bytes, at: int, lanes: LaneArrays, lane: int) -> int:
         ones += lanes.held[i] - lanes.held[i - size] == 1
     ones += lanes.held[first] == 1
     runs = ones * 2 > (last - first) // size
-    at = _put_number(out, at, lanes.held[first])
+    at = put_number(out, at, lanes.held[first])
     i = first + size
     while i < last:
         out[at] = COMMA
@@ -126,7 +85,7 @@ def _put_steps(out: Bytes, at: int, lanes: LaneArrays, lane: int) -> int:
             while i < last and lanes.held[i] - lanes.held[i - size] == 1:
                 times += 1
                 i += size
-        at = _put_number(out, at + 1, -times if times > 1 else step)
+        at = put_number(out, at + 1, -times if times > 1 else step)
     out[at] = CLOSE
     return at + 1
 
@@ -137,20 +96,20 @@ def _put_lane(out: Bytes, at: int, lanes: LaneArrays, lane: int, table: LaneTabl
     at += 1
     name = lanes.lane[lane]
     if table.at_first[name] < table.at_first[name + 1]:
-        at = _put_word(out, at, AT)
-        at = _put_numbers(out, at, table.at, table.at_first[name], table.at_first[name + 1], 1)
+        at = put_word(out, at, AT)
+        at = put_numbers(out, at, table.at, table.at_first[name], table.at_first[name + 1], 1)
         out[at] = COMMA
         at += 1
     size, first, last = lanes.width[lane], lanes.first[lane], lanes.first[lane + 1]
     if first < last:
         if (last - first) // size > _MANY:
-            at = _put_steps(out, _put_word(out, at, STEPS), lanes, lane)
+            at = _put_steps(out, put_word(out, at, STEPS), lanes, lane)
         else:
-            at = _put_numbers(out, _put_word(out, at, HELD), lanes.held, first, last, size)
+            at = put_numbers(out, put_word(out, at, HELD), lanes.held, first, last, size)
         out[at] = COMMA
         at += 1
         if size > 1:
-            at = _put_word(out, at, INDEX)
+            at = put_word(out, at, INDEX)
             for component in range(1, size):
                 same = True
                 for i in range(first + component, last, size):
@@ -158,26 +117,26 @@ def _put_lane(out: Bytes, at: int, lanes: LaneArrays, lane: int, table: LaneTabl
                         same = False
                         break
                 if same:
-                    at = _put_number(out, at, lanes.held[first + component])
+                    at = put_number(out, at, lanes.held[first + component])
                 else:
                     out[at] = OPEN
-                    at = _put_numbers(out, at + 1, lanes.held, first + component, last, size)
+                    at = put_numbers(out, at + 1, lanes.held, first + component, last, size)
                 out[at] = COMMA
                 at += 1
             out[at - 1] = CLOSE
             out[at] = COMMA
             at += 1
     if lanes.floor_first[lane] < lanes.floor_first[lane + 1]:
-        at = _put_word(out, at, FLOOR)
-        at = _put_numbers(out, at, lanes.floors, lanes.floor_first[lane], lanes.floor_first[lane + 1], 1)
+        at = put_word(out, at, FLOOR)
+        at = put_numbers(out, at, lanes.floors, lanes.floor_first[lane], lanes.floor_first[lane + 1], 1)
         out[at] = COMMA
         at += 1
     if lanes.used[lane]:
-        at = _put_number(out, _put_word(out, at, USED), lanes.used[lane])
+        at = put_number(out, put_word(out, at, USED), lanes.used[lane])
         out[at] = COMMA
         at += 1
     if lanes.wide[lane]:
-        at = _put_word(out, at, WIDE)
+        at = put_word(out, at, WIDE)
         out[at] = COMMA
         at += 1
     if out[at - 1] == COMMA:
@@ -203,17 +162,17 @@ def _write(
     for place in range(len(states)):
         state = states[place]
         begin = at
-        at = _put(out, at, head, 0, len(head))
+        at = put(out, at, head, 0, len(head))
         for i in range(len(kinds)):
-            at = _put(out, at, pieces, piece_first[i], piece_first[i + 1])
+            at = put(out, at, pieces, piece_first[i], piece_first[i + 1])
             if kinds[i] == TEXT:
-                at = _put(out, at, texts, values.first[i, state], values.last[i, state])
+                at = put(out, at, texts, values.first[i, state], values.last[i, state])
             elif values.known[i, state]:
-                at = _put_number(out, at, values.whole[i, state])
+                at = put_number(out, at, values.whole[i, state])
             else:
-                at = _put_word(out, at, NULL)
-        at = _put(out, at, pieces, piece_first[len(kinds)], piece_first[len(kinds) + 1])
-        at = _put_word(out, at, LANES)
+                at = put_word(out, at, NULL)
+        at = put(out, at, pieces, piece_first[len(kinds)], piece_first[len(kinds) + 1])
+        at = put_word(out, at, LANES)
         for lane in range(lanes.starts[state], lanes.starts[state + 1]):
             group = table.group[lanes.lane[lane]]
             written = False
@@ -223,7 +182,7 @@ def _write(
                     break
             if written:
                 continue
-            at = _put(out, at, table.texts, table.text_first[group], table.text_first[group + 1])
+            at = put(out, at, table.texts, table.text_first[group], table.text_first[group + 1])
             out[at], out[at + 1] = COLON, OPEN
             at += 2
             for same in range(lane, lanes.starts[state + 1]):
@@ -236,7 +195,7 @@ def _write(
             at += 1
         out[at - 1] = END
         checksum = crc32c(out, begin, at)
-        at = _put_word(out, at, TAIL)
+        at = put_word(out, at, TAIL)
         for digit in range(8):
             out[at + digit] = WORDS[WORD_FIRST[HEX] + ((checksum >> (28 - 4 * digit)) & 15)]
         out[at + 8], out[at + 9] = QUOTE, END

@@ -102,12 +102,13 @@ class Texts:
 
     Args:
         values: Receives where each text is.
+        before: Texts that are there already.
     """
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: Values, before: bytes = b"") -> None:
         self._values = values
-        self._texts: list[bytes] = []
-        self._end = 0
+        self._texts = [before]
+        self._end = len(before)
 
     def put(self, value: int, key: int, what: Any) -> None:
         """Add a value in the state of a key."""

@@ -51,6 +51,8 @@ STAMP_FIELDS: Final[dict[str, pl.DataType]] = {
     "contiguous": pl.Boolean(),
 }
 STAMP_NAMES: Final = tuple(STAMP_FIELDS)
+STAMPS: Final = pl.Struct(STAMP_FIELDS)
+"""Type of the column."""
 
 ITEM: Final = "_i"
 """The index in each flat-map that the row went through: `_i0`, `_i1`, … UInt32; present after a flat-map."""

@@ -1,6 +1,6 @@
 """Applies a flow's steps to frames: expressions to whole columns, functions to the rows as elements."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -10,6 +10,8 @@ import polars as pl
 
 from aggregations.columns import schema
 from aggregations.columns.arrays import Ints, Mask
+from aggregations.columns.elements import Elements
+from aggregations.columns.publishing import published
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import CANNOT, Expression, expression
 from aggregations.definition.flow import Divert, Filter, FlatMap, Map, Predicate, Publish, Step
@@ -18,20 +20,12 @@ from aggregations.definition.lookups import Lookup, Missing
 from aggregations.definition.operators import Branch
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.lookups import NO_ENTRY, Tables, lookup_key, new_columns, no_tables
+from aggregations.per_message.publishing import Marking, OutputMessage, at_fork, names_topic, of_fork
 from aggregations.per_message.rows import evaluate_elements
-from aggregations.per_message.steps import (
-    Marking,
-    OutputMessage,
-    at_fork,
-    called,
-    names_topic,
-    of_fork,
-    output_of,
-    truth_of,
-)
+from aggregations.per_message.steps import called, truth_of
 from envelope import EnvelopeError, Reason
 
-Elements: TypeAlias = Callable[[pl.DataFrame, Sequence[Any] | None], Iterable[Element[Any]]]
+AsElements: TypeAlias = Callable[[pl.DataFrame, Sequence[Any] | None], Elements]
 """Returns the rows of a frame as elements, given the values that functions made of them, if any did."""
 
 TRANSFORM_FAILED, OVERFLOW = 1, 2
@@ -76,14 +70,14 @@ class Stepped:
     """
 
     frame: pl.DataFrame
-    elements: Elements
+    elements: AsElements
     values: list[Any] | None = None
     rejected: list[Rejected] = field(default_factory=list)
     filtered: int = 0
     outputs: list[OutputMessage] = field(default_factory=list)
     tables: Tables = no_tables
 
-    def rows(self) -> Iterable[Element[Any]]:
+    def rows(self) -> Elements:
         """The remaining rows as elements."""
         return self.elements(self.frame, self.values)
 
@@ -142,7 +136,7 @@ class Stepped:
 def apply_columns(
     steps: Sequence[Step],
     frame: pl.DataFrame,
-    elements: Elements,
+    elements: AsElements,
     marking: Marking | None = None,
     tables: Tables = no_tables,
 ) -> Stepped:
@@ -182,13 +176,16 @@ def apply_columns(
 
 
 def _publish(stepped: Stepped, step: Publish, marking: Marking | None) -> None:
-    keys = stepped.each((lambda element: element.key) if step.key is None else step.key)
+    keys = _publish_keys(stepped, step)
     topics = [None] * len(keys) if names_topic(step) else stepped.each(step.topic)
     if len(topics) < len(keys):  # no topic could be chosen for some rows
-        keys = stepped.each((lambda element: element.key) if step.key is None else step.key)
-    output, rows = output_of(step, marking), stepped.rows()
-    outputs = stepped.succeeded([called(output, *one) for one in zip(rows, keys, topics, strict=True)])
+        keys = _publish_keys(stepped, step)
+    outputs = stepped.succeeded(published(stepped.rows(), step, marking, keys, topics))
     stepped.outputs += [one for one in outputs if one is not None]
+
+
+def _publish_keys(stepped: Stepped, step: Publish) -> list[Any]:
+    return stepped.frame.get_column(schema.KEY).to_list() if step.key is None else stepped.each(step.key)
 
 
 def _branch(stepped: Stepped, step: Branch, marking: Marking | None) -> None:

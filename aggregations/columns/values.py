@@ -7,13 +7,15 @@ import polars as pl
 
 from aggregations.columns import schema
 from aggregations.columns.elements import row_of
-from aggregations.columns.steps import Elements, Rejected, Stepped, apply_columns
+from aggregations.columns.publishing import publisher
+from aggregations.columns.steps import AsElements, Rejected, Stepped, apply_columns
 from aggregations.definition.element import Element
 from aggregations.definition.flow import FlatMap, Step
 from aggregations.definition.paths import keeps_columns
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.lookups import Tables, no_tables
-from aggregations.per_message.steps import Marking, apply_steps
+from aggregations.per_message.publishing import Marking
+from aggregations.per_message.steps import apply_steps
 
 
 def parts_of(steps: Sequence[Step], *, made: bool) -> tuple[Sequence[Step], Sequence[Step]]:
@@ -30,7 +32,7 @@ def parts_of(steps: Sequence[Step], *, made: bool) -> tuple[Sequence[Step], Sequ
 def apply_all(
     steps: Sequence[Step],
     frame: pl.DataFrame,
-    elements: Elements,
+    elements: AsElements,
     marking: Marking | None,
     values: list[Any] | None,
     tables: Tables = no_tables,
@@ -63,7 +65,8 @@ def apply_values(steps: Sequence[Step], stepped: Stepped, marking: Marking | Non
     if not steps:
         return
     before = stepped.frame
-    applied = apply_steps(steps, list(stepped.rows()), None, marking)
+    rows = stepped.rows()
+    applied = apply_steps(steps, list(rows), None, marking, publisher=publisher(rows))
     further = sum(isinstance(step, FlatMap) for step in steps)
     stepped.frame, stepped.values = with_values(
         _rows(before, applied.elements, further), [element.value for element in applied.elements]

@@ -16,6 +16,7 @@ from aggregations.definition.operators import (
     FlatMap,
     Map,
     Publish,
+    PublishOn,
     PublishStates,
     Step,
 )
@@ -116,8 +117,8 @@ def _content(step: Step | Aggregate | PublishStates) -> str:
             return ", ".join(columns) if function is None else name_of(function)
         case Publish(topic, topics=topics):
             return f"{text_of(topic)}: {', '.join(topics)}" if topics else str(topic)
-        case PublishStates(topic):
-            return topic
+        case PublishStates(topic, on):
+            return topic if on is PublishOn.UPDATE else f"{topic} on {on}"
         case Branch(name=name, when=when):
             return name if when is None else f"{name} when {text_of(when)}"
         case Lookup(table, _, key, columns, missing):

@@ -33,11 +33,13 @@ from aggregations.definition.operators import (
     Map,
     Predicate,
     Publish,
+    PublishOn,
     PublishStates,
     Step,
     check_fold,
     flattened,
     is_columnar,
+    published_on,
     publishes,
     source_definition,
 )
@@ -47,7 +49,7 @@ from aggregations.definition.reading import Reading
 from aggregations.definition.schemas import Schema, check_columns, schema_after
 from aggregations.definition.sessions import SessionWindow, check_window
 from aggregations.definition.source import Topic, check_source
-from aggregations.definition.stages import Stage, definition_of_sources
+from aggregations.definition.stages import Stage, definition_of_sources, published_after
 from aggregations.definition.tables import Joining
 from aggregations.definition.windows import Window
 from aggregations.errors import FlowError
@@ -263,13 +265,20 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
             )
         return self._with("publish()", processor)
 
-    def publish_states(self, topic: str) -> "Flow[T]":
-        """Produce the states of the previous stage that each batch changed, as snapshots: the newest per key wins."""
+    def publish_states(self, topic: str, *, on: str = PublishOn.UPDATE) -> "Flow[T]":
+        """Produce states of the previous stage as snapshots: the newest per key wins.
+
+        Args:
+            topic: Target topic.
+            on: `update`: after each batch, the states that it changed. `close`: the state of each window once, when all
+                partitions have closed it; it then takes no further element.
+        """
         if not self.steps or not isinstance(self.steps[-1], Aggregate | PublishStates):
             raise FlowError("publish_states() must follow an aggregate() directly")
         with located("publish_states()"):
             topic_name(topic)
-        return replace(self, steps=(*self.steps, PublishStates(topic)))
+            stage = next(step for step in reversed(self.steps) if isinstance(step, Aggregate))
+            return replace(self, steps=(*self.steps, PublishStates(topic, published_on(on, stage))))
 
     def _with(self, where: str, step: Step | Aggregate) -> "Flow[T]":
         if not self.inputs:
@@ -303,14 +312,14 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
         columnar, begins = self.is_columnar and all(map(keeps_columns, leading)), 0
         for i, step in enumerate(self.steps):
             if isinstance(step, PublishStates):
-                stages[-1] = replace(stages[-1], snapshots=(*stages[-1].snapshots, step.topic))
                 continue
             columnar = columnar and keeps_columns(step)
             if isinstance(step, Aggregate):
-                made = definition_of_sources(self.inputs, self.steps[: i + 1])
+                updates, closes = published_after(self.steps[i + 1 :])
+                made = definition_of_sources(self.inputs, self.steps[: i + 1], final=bool(closes))
                 schema, looks = self._schema_at(begins), any(isinstance(one, Lookup) for one in self.steps[:i])
-                stage = Stage(len(stages), tuple(before), step, columnar, made, (), schema, leading, looks)
-                stages.append(stage)
+                given = (tuple(before), step, columnar, made, updates, schema, leading, looks, closes)
+                stages.append(Stage(len(stages), *given))
                 before, begins, leading = [], i + 1, ()
             else:
                 before.append(step)

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from typing import Any, TypeAlias
 
 import polars as pl
@@ -184,7 +185,7 @@ def emit_input(column: str) -> str:
     return f"\0{column}"
 
 
-def definition_of(steps: Iterable[object], source: str) -> str:
+def definition_of(steps: Iterable[object], source: str, *, final: bool = False) -> str:
     """Hash of everything that determines a stage's states: a state with another hash is never continued silently.
 
     Compatible changes do not affect it: outputs, the store, the sizes of histories.
@@ -193,12 +194,14 @@ def definition_of(steps: Iterable[object], source: str) -> str:
         steps: The flow's steps up to and including the stage. Steps before the stage count if they determine which
             elements reach it, and with which value: filters, maps, flat-maps, diversions, and stages that emit.
         source: Canonical text of the source, `Topic.definition`: it decides the lanes and positions of its elements.
+        final: Its windows are published when they close.
     """
     *before, stage = steps
     assert isinstance(stage, Aggregate)
     texts = [one.passing if isinstance(one, Aggregate) else getattr(one, "definition", "") for one in before]
     lanes = f"co_partitioned {stage.co_partitioned}"  # without it every lane names the partition that was read
-    return _hash("\n".join([source, *filter(None, texts), lanes, stage.definition]))
+    closes = [PublishStates("", PublishOn.CLOSE).definition] if final else []
+    return _hash("\n".join([source, *filter(None, texts), lanes, stage.definition, *closes]))
 
 
 def source_definition(source: str) -> str:
@@ -266,11 +269,56 @@ class Branch:
         object.__setattr__(self, "definition", taken)
 
 
+class PublishOn(StrEnum):
+    """When the states of a stage are published."""
+
+    UPDATE = "update"
+    """After each batch, those that it changed."""
+    CLOSE = "close"
+    """The state of a window once, when all partitions have closed it."""
+
+
 @dataclass(frozen=True, slots=True)
 class PublishStates:
-    """Produces the states that a batch changed, as snapshots, to a topic."""
+    """Produces states of the stage before it, as snapshots, to a topic.
+
+    Attributes:
+        topic: The topic.
+        on: When they are produced.
+    """
 
     topic: str
+    on: PublishOn = PublishOn.UPDATE
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Every topic that it produces to."""
+        return (self.topic,)
+
+    @property
+    def definition(self) -> str:
+        """Canonical text of what determines which elements are passed on: a published window takes no further one."""
+        return "" if self.on is PublishOn.UPDATE else "publish on close"
+
+
+def published_on(given: str, stage: Aggregate) -> PublishOn:
+    """Read the argument `on=` of `publish_states`.
+
+    Raises:
+        FlowError: It is unknown, or the stage's windows are not of a fixed length.
+    """
+    if given not in set(PublishOn):
+        raise FlowError(f"on= takes one of {', '.join(PublishOn)}; got {given!r}")
+    on = PublishOn(given)
+    if on is PublishOn.CLOSE and not isinstance(stage.window, Window):
+        raise FlowError(f"on='close' needs tumbling or hopping windows; stage {stage.name!r} has {_times_of(stage)}")
+    return on
+
+
+def _times_of(stage: Aggregate) -> str:
+    if stage.expiry is not None:
+        return "expire_after="
+    return "no windows" if stage.window is None else "sessions"
 
 
 Step: TypeAlias = Filter | Map | FlatMap | Divert | Lookup | Publish | Branch

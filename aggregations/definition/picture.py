@@ -7,7 +7,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from aggregations.definition.description import Line, lines_of
-from aggregations.definition.operators import Publish, flattened
+from aggregations.definition.operators import Publish, PublishStates, flattened
 
 if TYPE_CHECKING:
     from aggregations.definition.flow import Flow
@@ -110,12 +110,14 @@ def picture(flow: "Flow[Any]", stores: Mapping[str, str]) -> str:
 def _boxes(flow: "Flow[Any]", stores: Mapping[str, str]) -> Iterator[_Box]:
     left, y = _MARGIN + _STORE + _ASIDE, _MARGIN
     lines = list(lines_of(flow))
-    targets = iter([[*step.targets] for step in flattened(flow.every_step) if isinstance(step, Publish)])
+    targets = iter(
+        [[*step.targets] for step in flattened(flow.every_step) if isinstance(step, Publish | PublishStates)]
+    )
     stages = iter(flow.stage_names)
     for number, line in enumerate(lines):
         depth = line.branch.count("/") + bool(line.branch)
         text = _wrapped(line.what, _CHARS)
-        topics = next(targets) if line.step == "publish" else [line.what] * (line.step == "publish_states")
+        topics = next(targets) if line.step in ("publish", "publish_states") else []
         keeps = line.step in _KEEPING if flow.stages else number == 0
         name = next(stages) if keeps else ""
         store = [name, *_wrapped(stores.get(name, ""), _STORE_CHARS)] if keeps else []

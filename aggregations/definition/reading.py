@@ -81,7 +81,7 @@ class Reading:
     def is_timed(self) -> bool:
         """Whether the event times of its records are noted."""
         stages = any(isinstance(step, Aggregate) and step.times is not None for step in self.steps)
-        return stages or any(topic.time is not None for topic in self.topics.values())
+        return stages or any(one.time is not None or one.skew is not None for one in self.topics.values())
 
     @property
     def publishes(self) -> bool:

@@ -59,8 +59,11 @@ class Topic:
         ahead: How far an event time may be ahead of its record's timestamp; beyond that it is invalid.
         idle: How long a partition that is read to its end has had no record before windows close without it, such as
             `10m` of real time; None if they never do.
+        skew: How far in event time its partitions may be read ahead of others that have more to read than one batch takes,
+            such as `10m`; None for any distance. It determines only the order of reading.
         ahead_seconds: `ahead` in seconds.
         idle_seconds: `idle` in seconds.
+        skew_seconds: `skew` in seconds.
 
     Raises:
         FlowError: An argument is invalid, or a column's name begins with an underscore, as the engine's own do.
@@ -79,6 +82,8 @@ class Topic:
     _time_text: str = field(init=False, repr=False)
     idle: str | None = field(compare=False)
     idle_seconds: int | None = field(init=False, repr=False)
+    skew: str | None = field(compare=False)
+    skew_seconds: int | None = field(init=False, repr=False)
 
     def __init__(
         self,
@@ -93,6 +98,7 @@ class Topic:
         time: Expression | None = None,
         ahead: str = "1h",
         idle: str | None = None,
+        skew: str | None = None,
     ) -> None:
         check_type("Topic(): limits=", limits, Limits, "envelope.Limits(...)")
         topic = topic_name(name, limits)
@@ -111,6 +117,7 @@ class Topic:
                 *(topic, kind, envelope, *policies, _member("tombstones=", Tombstones, tombstones)),
                 *(time, ahead, duration("ahead=", ahead, least=0), text),
                 *(idle, None if idle is None else duration("idle=", idle)),
+                *(skew, None if skew is None else duration("skew=", skew)),
             )
         for name_of_field, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name_of_field, value)

@@ -2,13 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
 
 import polars as pl
 
 from aggregations.definition.fields import Fields
 from aggregations.definition.inputs import Input
-from aggregations.definition.operators import Aggregate, FlatMap, Step, definition_of, publishes
+from aggregations.definition.operators import (
+    Aggregate,
+    FlatMap,
+    PublishOn,
+    PublishStates,
+    Step,
+    definition_of,
+    publishes,
+)
 from aggregations.definition.schemas import Schema, schema_after, types_of
 
 _BETWEEN: Final = "+"
@@ -24,6 +33,7 @@ class Stage:
         aggregate: The aggregation.
         columnar: Everything up to and including the fold can be done on columns; functions get elements made of them.
         snapshots: Topics to which its changed states are published.
+        final_snapshots: Topics to which the states of its windows are published when they close.
         schema: Columns before the first step of `before`; None when a callable determines the value.
         definition: Hash of everything that determines its states, for each source; see `definition_of_sources`.
         leading: Steps of single inputs, for the first stage of a flow with several.
@@ -39,6 +49,7 @@ class Stage:
     schema: Schema = None
     leading: tuple[Step, ...] = ()
     looks_up: bool = False
+    final_snapshots: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -65,15 +76,23 @@ class Stage:
         return {} if schema is None or not isinstance(fold, Fields) else types_of(fold.inputs(), schema)
 
 
-def definition_of_sources(inputs: Sequence[Input], steps: Sequence[object]) -> str:
+def definition_of_sources(inputs: Sequence[Input], steps: Sequence[object], *, final: bool = False) -> str:
     """The definition of a stage: a hash for each source, so that a flow may add a source to its stages.
 
     Args:
         inputs: The flow's inputs.
         steps: The steps that all inputs go through, up to and including the stage.
+        final: The stage's windows are published when they close.
     """
     ordered = sorted(inputs, key=lambda one: one.topic.name)
-    return _BETWEEN.join(definition_of([*one.steps, *steps], one.topic.definition) for one in ordered)
+    return _BETWEEN.join(definition_of([*one.steps, *steps], one.topic.definition, final=final) for one in ordered)
+
+
+def published_after(steps: Sequence[object]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The topics to which the steps directly after a stage publish its states: on update, and on close."""
+    found = [*takewhile(lambda step: isinstance(step, PublishStates), steps)]
+    topics = [tuple(one.topic for one in found if isinstance(one, PublishStates) and one.on is on) for on in PublishOn]
+    return topics[0], topics[1]
 
 
 def continues(definition: str, earlier: str) -> bool:

@@ -110,6 +110,17 @@ class Window:
         """End of the window of a state, in seconds since 1970: its due time, whatever the lateness and the retention."""
         return _start_of(key[-_START_BYTES:]) + self.size
 
+    def closed_until(self, closing_us: int) -> int:
+        """The latest due time of a window that all partitions have closed.
+
+        Args:
+            closing_us: The closing watermark, in microseconds since 1970.
+
+        Returns:
+            Seconds since 1970. It rises only when the watermark passes the time at which a window closes.
+        """
+        return self._latest_end(closing_us // MICROS - self.lateness)
+
     def due_until(self, closing_us: int) -> int:
         """The latest due time of a state that leaves the store.
 
@@ -119,8 +130,11 @@ class Window:
         Returns:
             Seconds since 1970. It rises only when the watermark passes the time at which a window leaves.
         """
-        latest_end = closing_us // MICROS - self.lateness - self.retention
-        return (latest_end - self.size) // self.slide * self.slide + self.size
+        return self._latest_end(closing_us // MICROS - self.lateness - self.retention)
+
+    def _latest_end(self, time: int) -> int:
+        """The latest end of a window at or before a time, in seconds since 1970."""
+        return (time - self.size) // self.slide * self.slide + self.size
 
     def is_removed(self, start: int, removed: int | None) -> bool:
         """Whether the state of a window has left the store, or would have.

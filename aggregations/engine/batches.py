@@ -4,7 +4,6 @@ import logging
 import os
 import threading
 import uuid
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
@@ -15,20 +14,23 @@ from aggregations.engine.job import Exclusion, Job, RecordAtStage, TaskReport, n
 from aggregations.engine.journal import Dropped, Journal, entry_of
 from aggregations.engine.opening import Opening
 from aggregations.engine.partition_watch import PartitionWatch
+from aggregations.engine.publish import produce_outputs
 from aggregations.engine.ranges import Slot
 from aggregations.engine.retry import ATTEMPTS, StoppedError, may_pass, pause_seconds, worst
 from aggregations.engine.roots import ask_ends, check_source, ids_of
 from aggregations.errors import SharedKeyError, TasksLostError
 from aggregations.per_message.ledger import Doubt, Entry, UnlistedError
+from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.times import times_in
 from aggregations.report import Report
 from aggregations.run.closing import with_closing
+from aggregations.run.final import FinalSnapshots
 from aggregations.run.incarnations import merge_incarnations
 from aggregations.run.retire import Retirement
 from aggregations.run.turns import begin_batch
 from envelope import TopicPartition
 from envelope.dedup.history import width_of
-from persistence.commit.faults import effect
+from persistence.commit.faults import close_of, effect
 from persistence.commit.steps import CommitStep
 from persistence.errors import Transient
 from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings
@@ -108,6 +110,7 @@ class Batches:
         self.slots = executor.routes
         self.idle: Collection[TopicPartition] = ()
         self._retirement = Retirement(self._run)
+        self._final = FinalSnapshots(self._run, self._publish_closed)
         self._watches = watches
         self._kafka = kafka
         self._dead_letters = dead_letters
@@ -149,7 +152,7 @@ class Batches:
             )
             report.dropped = Dropped()
         report.counts.batches = 1
-        report.counts.removed = self.remove()
+        self.leave(report.counts)
         self.total.add(report)
         report.counts.log_raised(_LOG)
         self._warn()
@@ -178,9 +181,16 @@ class Batches:
                 width,
             )
 
-    def remove(self) -> Counter[str]:
-        """Remove the states that are due, and return their number by stage."""
-        return self._repeated(f"removal after batch {self._run.batch - 1}", self._retirement.remove)
+    def _publish_closed(self, stage: str, outputs: Sequence[OutputMessage]) -> None:
+        """Produce the states of a stage's windows that have closed."""
+        if self._sends:
+            effect(close_of(stage), lambda: produce_outputs(self._kafka, outputs))
+
+    def leave(self, counts: Report) -> None:
+        """Publish the windows that have closed, then remove the states that are due."""
+        after = f"after batch {self._run.batch - 1}"
+        counts.outputs += self._repeated(f"closed windows {after}", self._final.publish)
+        counts.removed.update(self._repeated(f"removal {after}", self._retirement.remove))
 
     def advance(self, manifest: Manifest) -> None:
         """Write a manifest into every store, downstream store first, and continue from it."""
@@ -194,11 +204,11 @@ class Batches:
         self._repeated(f"manifest of batch {manifest.batch}", save)
 
     def _repeated(self, what: str, action: Callable[[], T]) -> T:
-        """Call until no store fails for a moment; what `pause` raises ends it. Repeating the action must be safe."""
+        """Call until nothing fails for a moment; what `pause` raises ends it. Repeating the action must be safe."""
         for attempt in count(1):
             try:
                 return action()
-            except Transient as error:
+            except (Transient, BrokerUnavailable) as error:
                 self.pause(what, attempt, error)
         raise AssertionError
 
@@ -344,7 +354,7 @@ class Batches:
             evict=self._run.evicts,
             replays=self._run.replays,
             times=times_in(self._run.manifest, self._opening.topic_ids),
-            removed=dict(self._retirement.removed),
+            removed=self._final.closed(self._retirement.removed),
             journaled=self._journal is not None,
             sends=self._sends,
             held=self._held,

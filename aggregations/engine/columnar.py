@@ -42,7 +42,8 @@ from aggregations.per_message.arrivals import marking_before, missing_at_end, st
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import RejectedRecord
 from aggregations.per_message.ledger import outputs_before
-from aggregations.per_message.steps import Marking, without_rejected
+from aggregations.per_message.publishing import Marking
+from aggregations.per_message.steps import without_rejected
 from envelope import Position, Reason, Route
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
@@ -133,7 +134,9 @@ def _met(work: Work, parts: Sequence[Rows]) -> tuple[Rows, Stepped | None]:
         return parts[0], None
     first, met, frames = flow.stages[0], merged_schema(flow.inputs), []
     marking = _marking(work, first.name, flow.after(first))
-    whole = Stepped(pl.DataFrame(), lambda _frame, _values: (), None if met is not None else [])
+    whole = Stepped(
+        pl.DataFrame(), lambda frame, values: work.elements(frame, (), values), None if met is not None else []
+    )
     aligned = of_one_numbering(parts)
     for one, rows in zip(flow.inputs, aligned, strict=True):
         stepped = _stepped(work, 0, one.steps, rows, marking)

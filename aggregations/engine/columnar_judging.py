@@ -83,8 +83,7 @@ class ColumnarJudging(ColumnarFold):
         rulings = rulings_of(
             self._rule.rule,
             self._inputs_of(rows),
-            lambda: self._subjects(self.frame[rows]),
-            self.frame.get_column(schema.KEY)[rows],
+            lambda some: self._subjects(self.frame[rows[some]]),
             self.codes[rows],
             before,
         )
@@ -125,15 +124,22 @@ class ColumnarJudging(ColumnarFold):
         return rows[np.lexsort((offset, partition, self.codes[rows]))]
 
     def _inputs_of(self, rows: Ints) -> pl.DataFrame:
-        """The columns that the filter reads, by name; none if functions made the values."""
-        found = (
-            []
-            if self.rows.values is not None
-            else [pl.col(f"{INPUT}{name}").alias(name) for name in self._rule.inputs()]
-        )
+        """The columns that the filter reads, if they are known: see `rulings_of`."""
+        if not self._rule.is_known:
+            return pl.DataFrame()
+        found = [pl.col(schema.KEY, schema.OFFSET, schema.TIMESTAMP)]
+        found.append(pl.col(schema.EVENT_ID).replace("", None).alias(stamped("event_id")))
+        if self.rows.values is None:
+            found += [pl.col(f"{INPUT}{name}").alias(name) for name in self._rule.inputs()]
         if schema.STAMP in self.frame.columns:
             found.append(pl.col(schema.STAMP).struct.field("sequence").alias(stamped("sequence")))
-        return self.frame.select(found)[rows] if found else pl.DataFrame()
+            found.append(pl.when(~self._chained()).then(schema.STAMP).alias(schema.STAMP))
+        return self.frame.select(found)[rows]
+
+    def _chained(self) -> pl.Series:
+        """Rows whose envelope has a chain: their stamps are those of the root, which is in another partition."""
+        chained = np.array([one.chained for one in self.rows.signatures], np.bool_)
+        return pl.Series(chained[self.frame.get_column(schema.SIGNATURE).to_numpy()])
 
     def _subjects(self, frame: pl.DataFrame) -> Sequence[Any]:
         """Rows as the filter judges them."""

@@ -48,8 +48,11 @@ class _Reader:
     unread: list[Unread] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._is_timed = self.work.job.flow.is_timed
-        self._decoder = Decoder(self.topic, self.work.roots.topic_ids, self.work.job.flow.columns, timed=self._is_timed)
+        flow = self.work.job.flow
+        self._is_timed = flow.is_timed
+        self._decoder = Decoder(
+            self.topic, self.work.roots.topic_ids, flow.columns, timed=self._is_timed, stamps=flow.reads_stamps
+        )
 
     def add(self, table: pa.Table) -> None:
         work = self.work

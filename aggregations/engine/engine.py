@@ -14,9 +14,10 @@ from aggregations.engine.group_offsets import GroupOffsets
 from aggregations.engine.journal import Journal
 from aggregations.engine.opening import Opening
 from aggregations.engine.partition_watch import PartitionWatch
-from aggregations.engine.ranges import Range, Source, before, slots_of, within
+from aggregations.engine.ranges import Range, Source, aligned, before, slots_of
 from aggregations.engine.retry import StoppedError
 from aggregations.errors import SparkEndedError
+from aggregations.per_message.times import Times, times_in
 from aggregations.report import Report
 from aggregations.run.closing import IdlePartitions
 from aggregations.run.holding import holders
@@ -104,6 +105,9 @@ class Engine:
         )
         self._sources = [Source(opening.topics, topic, widens=not flow.keeps_order) for topic in opening.run.sources]
         self._turns = Turns(opening.run)
+        self._topic_ids = opening.topic_ids
+        limits = {name: topic.skew_seconds for name, topic in flow.topics.items()}
+        self._skews = {name: seconds for name, seconds in limits.items() if seconds is not None}
         self._stop = stop
         self._looked = 0.0
         self._warned = False
@@ -131,7 +135,7 @@ class Engine:
         total = self.batches.total
         seconds = 0.0 if until_caught_up else max(trigger_seconds, _LEAST_SECONDS)
         try:
-            total.counts.removed.update(self.batches.remove())  # what a crashed run left
+            self.batches.leave(total.counts)  # what a crashed run left
             with self._cancelling():
                 self._loop(seconds, max_records, ends, until_caught_up=until_caught_up)
         except StoppedError:
@@ -170,7 +174,7 @@ class Engine:
             if not begun:
                 self._turns.begin({one.place: one.end for one in backlog})
                 begun = True
-            if ranges := within(self._turn(backlog), max_records):
+            if ranges := aligned(self._turn(backlog), max_records, self._reached(), self._skews):
                 self._commit(ranges)
             elif until_caught_up:
                 if not [one for one in self._watches.values() if one.widened()]:
@@ -185,6 +189,10 @@ class Engine:
         """The ranges of the part of the flow that is read next."""
         part = self._turns.next([one.topic for one in backlog])
         return [] if part is None else [one for one in backlog if one.topic in part.topics]
+
+    def _reached(self) -> Times:
+        """The event time that each partition has reached, if that decides what is read next."""
+        return times_in(self.run.manifest, self._topic_ids) if self._skews else {}
 
     @contextmanager
     def _cancelling(self) -> Iterator[None]:
@@ -234,9 +242,11 @@ class Engine:
             return
         if found := holders(self.flow, run.manifest.positions, unread):
             self._warned = True
+            waits = ", and windows are not published," if any(one.final_snapshots for one in self.flow.stages) else ""
             _LOG.warning(
-                "windows that have closed and states that have expired stay in the stores as long as these partitions have "
+                "windows that have closed and states that have expired stay in the stores%s as long as these partitions have "
                 "no newer record: %s. Set Topic(%r, idle='10m') to go on without partitions that are silent for so long",
+                waits,
                 ", ".join(map(str, found[:_SHOWN])) + (f" and {len(found) - _SHOWN} more" if found[_SHOWN:] else ""),
                 found[0].place.topic,
             )

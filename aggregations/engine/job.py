@@ -14,8 +14,8 @@ from aggregations.engine.roots import EndsByIncarnation
 from aggregations.errors import SharedKeyError
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.ledger import Changes, Doubt, Ledger
+from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.stage import KeyState
-from aggregations.per_message.steps import OutputMessage
 from aggregations.per_message.times import Times
 from aggregations.report import Report
 from aggregations.run.incarnations import merge_incarnations
@@ -81,7 +81,7 @@ class Job:
         evict: Histories evict positions beyond their limit; not while the consumed topic grows.
         replays: A crashed run may have folded records that this run has not committed yet.
         times: Latest event time read, by topic and partition; empty in a flow without windows.
-        removed: Due time up to which states have left the store, by stage, in seconds since 1970.
+        removed: Due time up to which states have left the store, or windows are published, by stage, in seconds since 1970.
         journaled: Tasks note which records they drop.
         sends: Outputs and dead letters are sent; otherwise they are only counted.
         held: Dead letters that are not sent are held in the store (`aggregations.engine.held`).
@@ -190,9 +190,7 @@ class Job:
 
     def snapshots_of(self, stage: Stage, states: Mapping[bytes, KeyState]) -> list[OutputMessage]:
         """Snapshots of a stage's changed states."""
-        return snapshots_of(
-            stage, states, flow=self.ref.flow, generation=self.ref.generation, epoch=self.epoch, attempt=self.attempt
-        )
+        return snapshots_of(stage, states, ref=self.ref, epoch=self.epoch, attempt=self.attempt)
 
     def node(self, topic: str, partition: int, offset: int) -> Node:
         """Coordinates with the topic's current id, and its cluster if there are several."""

@@ -96,7 +96,7 @@ def outputs_of(flow: Flow[Any]) -> list[str]:
         topic
         for step in flattened(flow.every_step)
         if isinstance(step, Publish | PublishStates)
-        for topic in (step.targets if isinstance(step, Publish) else (step.topic,))
+        for topic in step.targets
     ]
 
 

@@ -20,8 +20,8 @@ from aggregations.engine.job import Exclusion, Job, TaskReport
 from aggregations.engine.roots import RootTopics
 from aggregations.per_message.dead_letters import DeadLetterCollector
 from aggregations.per_message.lookups import rows_before
+from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.stage import Decided
-from aggregations.per_message.steps import OutputMessage
 from aggregations.run.incarnations import Incarnations
 from envelope import Node
 from persistence.protocol import Write

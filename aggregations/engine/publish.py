@@ -13,13 +13,15 @@ from aggregations.engine.job import Job
 from aggregations.engine.path import Work
 from aggregations.errors import RunRefusedError
 from aggregations.per_message.dead_letters import RejectedRecord
+from aggregations.per_message.publishing import OutputMessage
 from envelope.deadletter import DeadLetterHeaders, Form, dead_letter_record
 from persistence.commit.faults import DEAD_LETTER, effect
 from persistence.commit.steps import CommitStep
-from persistence.kafka import BrokerUnavailable
+from persistence.kafka import AcknowledgedProducer, BrokerUnavailable, KafkaSettings, Message
 from persistence.kafka.errors import passes
 from persistence.kafka.reading import assign
 
+_SLICE = 10_000  # outputs that are handed to the producer at once
 _SILENCE_SECONDS = 30.0
 """Longest time without a record, in seconds, before the broker counts as unavailable."""
 
@@ -35,7 +37,7 @@ def publish(work: Work) -> None:
     """
     dead = list(work.collector.dead.values())
     if work.job.sends:
-        effect(CommitStep.PUBLISH, lambda: _outputs(work))
+        effect(CommitStep.PUBLISH, lambda: produce_outputs(work.job.kafka, work.outputs))
     if dead and (work.job.sends or work.job.held):
         effect(DEAD_LETTER, lambda: _dead_letters(work.job, dead))
     work.report.counts.outputs += len(work.outputs)
@@ -46,13 +48,34 @@ def publish(work: Work) -> None:
     work.collector.dead.clear()
 
 
-def _outputs(work: Work) -> None:
-    if not work.outputs:
+def produce_outputs(kafka: KafkaSettings, outputs: Sequence[OutputMessage]) -> None:
+    """Produce messages and return when all are acknowledged.
+
+    Args:
+        kafka: Settings of the Kafka cluster.
+        outputs: The messages, in order.
+
+    Raises:
+        BrokerError: One was not acknowledged.
+    """
+    if not outputs:
         return
-    producer = producer_of(work.job.kafka)
-    for output in work.outputs:
-        producer.send(output.topic, output.value, output.key, output.headers)
+    producer = producer_of(kafka)
+    topics: dict[str, list[OutputMessage]] = {}  # the order within a partition matters, not that among topics
+    for output in outputs:
+        topics.setdefault(output.topic, []).append(output)
+    for topic, some in topics.items():
+        for start in range(0, len(some), _SLICE):
+            _send(producer, topic, some[start : start + _SLICE])
     producer.flush()
+
+
+def _send(producer: AcknowledgedProducer, topic: str, outputs: Sequence[OutputMessage]) -> None:
+    if not any(output.headers for output in outputs):
+        producer.send_many(topic, [Message(value=output.value, key=output.key) for output in outputs])
+        return
+    for output in outputs:
+        producer.send(topic, output.value, output.key, output.headers)
 
 
 def _dead_letters(job: Job, dead: Sequence[RejectedRecord]) -> None:

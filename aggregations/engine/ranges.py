@@ -1,10 +1,14 @@
 """Decides what the next batch reads: a range of offsets for each partition of every source."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from aggregations.definition.times import MICROS
 from envelope import TopicPartition
 from persistence.kafka import BrokerRefused, BrokerUnavailable, Topics
+
+_ANY: Final = 1 << 62
+"""More seconds than there are between two valid event times."""
 
 
 class Range(NamedTuple):
@@ -115,6 +119,43 @@ def within(backlog: Sequence[Range], most: int) -> list[Range]:
     if not most or whole <= most:
         return list(backlog)
     return [one._replace(end=one.start + max((one.end - one.start) * most // whole, 1)) for one in backlog]
+
+
+def aligned(
+    backlog: Sequence[Range], most: int, reached: Mapping[TopicPartition, int], skews: Mapping[str, int]
+) -> list[Range]:
+    """Limit ranges to a number of records, those of partitions that are behind in event time first.
+
+    A partition whose topic has a limit is left out if it is further ahead of another one than that, and if the other one
+    is not read to its end. So a partition without records holds none back, and something is always read.
+
+    Args:
+        backlog: The ranges.
+        most: Maximum number of records; 0 for no limit.
+        reached: Event time that a partition has reached, in microseconds since 1970; one without is neither held back,
+            nor holds others back.
+        skews: How far partitions of a topic may be ahead of others, in seconds, by topic.
+
+    Returns:
+        Ranges in the order of the backlog.
+    """
+    taken: dict[TopicPartition, Range] = {}
+    left, room = list(backlog), most
+    while left:
+        behind = min((reached[one.place] for one in left if one.place in reached), default=0)
+        near = [one for one in left if _ahead_us(one, reached, behind) <= skews.get(one.topic, _ANY) * MICROS]
+        cut = within(near, room)
+        taken |= {one.place: one for one in cut}
+        room -= sum(one.end - one.start for one in cut) if most else 0
+        if cut != near or (most and room <= 0):
+            break
+        left = [one for one in left if one.place not in taken]
+    return [taken[one.place] for one in backlog if one.place in taken]
+
+
+def _ahead_us(one: Range, reached: Mapping[TopicPartition, int], behind: int) -> int:
+    """How far a partition is ahead of an event time, in microseconds."""
+    return reached.get(one.place, behind) - behind
 
 
 def slots_of(ranges: Sequence[Range], slots: int) -> tuple[Slot, ...]:

@@ -12,8 +12,9 @@ from aggregations.definition.inputs import SiblingPolicy, siblings_of
 from aggregations.definition.schemas import Schema
 from aggregations.errors import FlowError
 from aggregations.per_message.ledger import Entry, Ledger, outputs_before
+from aggregations.per_message.publishing import Marking
 from aggregations.per_message.rows import evaluate_elements
-from aggregations.per_message.steps import Applied, Marking
+from aggregations.per_message.steps import Applied
 from aggregations.per_message.times import InWindow, enter_expiring, enter_windows, latest
 from envelope import EnvelopeError, Lineage, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.lineage import Redriven
@@ -140,7 +141,7 @@ def marking_before(
             return None
         return element if route is Route.PLAIN else replace(element, route=passed_on(route, redriven))
 
-    return marked
+    return Marking(marked, is_plain=not listed)
 
 
 def _only_passes(element: Element[Any], redriven: Redriven | None, ledger: Ledger, later: Collection[str]) -> bool:

@@ -17,8 +17,9 @@ from aggregations.per_message.judging import judge_stage
 from aggregations.per_message.ledger import Doubt, Entry, Ledger, Reading, outputs_before
 from aggregations.per_message.lookups import Tables, no_tables
 from aggregations.per_message.merging import merged
+from aggregations.per_message.publishing import Marking, OutputMessage
 from aggregations.per_message.stage import Decided, KeyState, StageOutcome, fold_stage
-from aggregations.per_message.steps import Applied, Marking, OutputMessage, RejectedElement, apply_steps, withhold
+from aggregations.per_message.steps import Applied, RejectedElement, apply_steps, withhold
 from aggregations.per_message.times import Times, with_times
 from aggregations.report import Report
 from envelope import EnvelopeError, Lineage, Node, Position, Reason, Verdict
@@ -92,7 +93,7 @@ class MessageLoop:
         outputs: Messages that the flow's steps publish.
         seen: Highest position read, by route, after `read` has returned.
         times: Latest event time read, by topic and partition; brought up to date by `read`.
-        removed: Due time up to which states have left the store, by stage, in seconds since 1970.
+        removed: Due time up to which states have left the store, or windows are published, by stage, in seconds since 1970.
         tables: What the flow looks up.
     """
 

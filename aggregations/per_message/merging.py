@@ -7,7 +7,8 @@ from aggregations.definition.element import Element
 from aggregations.definition.expressions import is_mapping
 from aggregations.definition.flow import Flow
 from aggregations.definition.inputs import merged_schema
-from aggregations.per_message.steps import Applied, Marking, apply_steps
+from aggregations.per_message.publishing import Marking
+from aggregations.per_message.steps import Applied, apply_steps
 
 
 def merged(flow: Flow[Any], elements: Sequence[Element[Any]], marking: Marking | None = None) -> Applied:

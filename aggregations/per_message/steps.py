@@ -1,33 +1,35 @@
 """The steps between source and stages, applied to elements: the per-message path."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any
 
-import msgspec
 import polars as pl
 
 from aggregations.definition.element import Element
-from aggregations.definition.expressions import Expression, key_bytes
+from aggregations.definition.expressions import Expression
 from aggregations.definition.flow import Divert, Filter, FlatMap, Map, Predicate, Publish, Step
 from aggregations.definition.lookups import Lookup
 from aggregations.definition.operators import Branch
 from aggregations.definition.schemas import Schema, schema_after
 from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.lookups import Tables, look_up, no_tables
+from aggregations.per_message.publishing import (
+    Marking,
+    OutputMessage,
+    Publisher,
+    at_fork,
+    names_topic,
+    of_fork,
+    output_of,
+)
 from aggregations.per_message.rows import evaluate_elements
 from envelope import (
-    Envelope,
     EnvelopeError,
-    Hop,
     Node,
-    Position,
     Reason,
-    Route,
-    encode,
 )
 from envelope.raised import Raised
-from envelope.redrive import HEALED, LATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,36 +56,12 @@ class RejectedElement:
         return cls(element, cause.reason, cause.detail, raised=cause.raised)
 
 
-@dataclass(frozen=True, slots=True)
-class OutputMessage:
-    """A message to be produced.
-
-    Attributes:
-        topic: Topic.
-        key: Its key.
-        value: Its value.
-        headers: Its headers.
-        order: Position of the element; outputs of one root partition are produced in this order.
-        own: Coordinates of the element's record; None for a snapshot.
-        indices: Its index in each flat-map.
-    """
-
-    topic: str
-    key: bytes | None
-    value: bytes
-    headers: tuple[tuple[str, bytes | None], ...] = ()
-    order: Position = ()
-    own: Node | None = None
-    indices: tuple[int, ...] = ()
-
-
-Marking: TypeAlias = Callable[[Element[Any]], Element[Any] | None]
-"""Returns an element with the route that its output is marked with; None if it must not be published."""
-
-
 @dataclass(slots=True)
 class Applied:
-    """Result of steps applied to elements; `marking` marks what they publish, if given; `tables` has what they look up."""
+    """Result of steps applied to elements.
+
+    `marking` marks what they publish, if given; `tables` has what they look up; `publisher` makes messages.
+    """
 
     elements: list[Element[Any]]
     schema: Schema
@@ -92,6 +70,7 @@ class Applied:
     filtered: int = 0
     marking: Marking | None = None
     tables: Tables = no_tables
+    publisher: Publisher | None = None
 
     def after(self, steps: Sequence[Step]) -> "Applied":
         """Run further steps, and return the same object."""
@@ -140,6 +119,7 @@ def apply_steps(
     schema: Schema,
     marking: Marking | None = None,
     tables: Tables = no_tables,
+    publisher: Publisher | None = None,
 ) -> Applied:
     """Run the steps in order.
 
@@ -151,8 +131,9 @@ def apply_steps(
         schema: Columns before the steps; None when a callable determines the value.
         marking: Marks what the steps publish.
         tables: What the steps look up.
+        publisher: Makes the messages of publish steps; None for `output_of`.
     """
-    return Applied(list(elements), schema, marking=marking, tables=tables).after(steps)
+    return Applied(list(elements), schema, marking=marking, tables=tables, publisher=publisher).after(steps)
 
 
 def withhold(applied: Applied) -> None:
@@ -244,7 +225,7 @@ def _publish(applied: Applied, step: Publish) -> None:
     topics = [None] * len(keys) if names_topic(step) else applied.each(step.topic)
     if len(topics) < len(keys):  # no topic could be chosen for some elements
         keys = [element.key for element in applied.elements] if step.key is None else applied.each(step.key)
-    output = output_of(step, applied.marking)
+    output = (applied.publisher or output_of)(step, applied.marking)
     results = [called(output, *pair) for pair in zip(applied.elements, keys, topics, strict=True)]
     applied.outputs += [one for one in applied.survivors(results) if one is not None]
 
@@ -256,123 +237,13 @@ def _branch(applied: Applied, step: Branch) -> None:
         taken = [element for element, away in zip(applied.elements, leaves, strict=True) if away]
         applied.elements = [element for element, away in zip(applied.elements, leaves, strict=True) if not away]
     depth = len(taken[0].indices) if taken else 0
-    inner = apply_steps(step.steps, taken, applied.schema, at_fork(applied.marking, depth), applied.tables)
+    marking = at_fork(applied.marking, depth)
+    inner = apply_steps(step.steps, taken, applied.schema, marking, applied.tables, applied.publisher)
     applied.rejected += inner.rejected
     applied.filtered += inner.filtered
     applied.outputs += of_fork(inner.outputs, depth)
     if failed := {one.element.own for one in inner.rejected if one.whole}:
         applied.elements = [element for element in applied.elements if element.own not in failed]
-
-
-def at_fork(marking: Marking | None, depth: int) -> Marking | None:
-    """Marks what a branch publishes as the element that entered it: the ledger has no items that a branch makes.
-
-    Args:
-        marking: The marking of the main line.
-        depth: Number of flat-maps before the branch.
-    """
-    if marking is None:
-        return None
-
-    def marked(element: Element[Any]) -> Element[Any] | None:
-        if len(element.indices) == depth:
-            return marking(element)
-        found = marking(replace(element, indices=element.indices[:depth]))
-        return None if found is None else replace(element, route=found.route)
-
-    return marked
-
-
-def of_fork(outputs: Iterable[OutputMessage], depth: int) -> list[OutputMessage]:
-    """Outputs of a branch, as outputs of the elements that entered it: they are withheld with these."""
-    return [replace(one, indices=one.indices[:depth]) for one in outputs]
-
-
-def names_topic(step: Publish) -> bool:
-    """Whether the topic of an output needs no expression: there is only one, or a function chooses it."""
-    return not step.topics or not isinstance(step.topic, str | pl.Expr)
-
-
-def output_of(step: Publish, marking: Marking | None) -> Callable[[Element[Any], Any, Any], OutputMessage | None]:
-    """Return the function that makes a published message; None for no message.
-
-    Its arguments are an element, its key, and its topic if an expression chooses that. It raises `EnvelopeError` if the
-    topic is not one of the step's.
-    """
-
-    def output(element: Element[Any], key: Any, topic: Any) -> OutputMessage | None:
-        if names_topic(step):
-            topic = step.topic(element) if callable(step.topic) else step.topic
-        if step.topics and topic not in step.topics:
-            raise EnvelopeError(Reason.BAD_TOPIC, "publish() chose a topic that is not in topics=")
-        key = key_bytes(key)
-        marked = element if marking is None else marking(element)
-        if marked is None:
-            return None
-        order = element.lineage.standing(indices=element.indices).position
-        return OutputMessage(
-            topic, key, encode(_republished(marked, step, key, topic)), (), order, element.own, element.indices
-        )
-
-    output.__qualname__ = f"publish to {', '.join(step.targets)}"
-    return output
-
-
-def _republished(element: Element[Any], step: Publish, key: bytes | None, topic: str) -> Envelope:
-    """The envelope of a published element: its chain with this hop appended."""
-    hop = Hop(
-        element.topic,
-        element.partition,
-        element.offset,
-        via=step.name,
-        index=_index(element.indices),
-        rekeyed=key != element.key,
-        keyless=key is None or (element.key is None and bool(element.chain)),
-        topic_id=element.own.topic_id,
-        cluster=element.own.cluster,
-    )
-    if step.value is not None:
-        payload, content_type = step.value(element), ""
-    else:
-        payload, content_type = msgspec.json.encode(element.value), "application/json"
-    return Envelope(
-        payload=payload,
-        chain=(*element.chain, *_late(element, hop), hop),
-        key=key,
-        event_id=element.event_id,
-        event_time_us=element.event_time_us,
-        content_type=content_type,
-        destination=topic,
-    )
-
-
-def _late(element: Element[Any], hop: Hop) -> tuple[Hop, ...]:
-    """Marks a late-folded element: a reader that has received newer events must not treat it as a copy."""
-    if element.route is Route.PLAIN:
-        return ()
-    lineage, missing = element.lineage, element.route is Route.MISSING
-    if lineage.healed if missing else lineage.pass_through:
-        return ()
-    return (replace(hop, via=HEALED if missing else LATE, index=None, rekeyed=False, pass_through=True),)
-
-
-def _index(indices: tuple[int, ...]) -> int:
-    """A unique number for an item of nested collections, the same in every run.
-
-    Raises:
-        EnvelopeError: A nested collection has too many items to be numbered.
-    """
-    if len(indices) < 2:
-        return indices[0] if indices else 0
-    bits = 32 // len(indices)
-    if any(one >> bits for one in indices):
-        raise EnvelopeError(
-            Reason.TRANSFORM_FAILED, f"one of {len(indices)} nested collections has more than {1 << bits} items"
-        )
-    index = 0
-    for one in indices:
-        index = index << bits | one
-    return index
 
 
 _STEPS: Mapping[type, Callable[[Applied, Any], None]] = {

@@ -9,7 +9,7 @@ import msgspec
 
 from aggregations.definition.flow import Flow, Stage
 from aggregations.definition.stages import continues
-from aggregations.errors import RunRefusedError
+from aggregations.run.border import check_whole
 from aggregations.run.common import common
 from aggregations.run.consistency import check_marks, check_stores, check_turns, lost_manifests
 from aggregations.run.live import check_live, ref_of, settle_pointer
@@ -58,6 +58,8 @@ def begin(
         run.accept_eviction = Risk.GROWTH_FULL in accept
         run.rebuilt = rebuilt
         check_live(run, rebuilds=rebuilt is not None)
+        run.manifests = [(name, store.load_manifest(run.ref)) for name, store in run.distinct_stores()]
+        check_whole(run.ref, run.manifests)  # before the epoch, which would fence a restore that is at work
         run.epoch = take_epoch(run.ref, [store for _, store in run.distinct_stores()], point=EPOCH)
         check_live(run, rebuilds=rebuilt is not None)
         settle_pointer(run)
@@ -122,25 +124,13 @@ def _read(run: Run, accept: Sequence[str]) -> None:
         (manifest.times for _, manifest in run.manifests if manifest), key=lambda times: times[-1:], default=()
     )
     run.rebuilt = next((one.rebuilt for _, one in run.manifests if one and one.rebuilt), run.rebuilt)
-    _check_whole(run)
+    check_whole(run.ref, run.manifests)
     refuse(_findings(run), accept)
     for stage in _redefined(run):
         check_states(stage, run.stage_ref(stage), run.stores[stage.name])
     run.advanced(common([one for _, one in run.manifests], run.ref, finishes=bool(run.flow.tables)))
     growing = run.manifest.growth if run.manifest else {}
     run.growths = {topic: growing[topic] for topic in run.sources if topic in growing}
-
-
-def _check_whole(run: Run) -> None:
-    """Refuse stores that have a part of a snapshot.
-
-    Raises:
-        RunRefusedError: A restore into one of them was interrupted, or is at work.
-    """
-    if any(manifest.restoring for _, manifest in run.manifests if manifest is not None):
-        raise RunRefusedError(
-            f"{run.ref}: a snapshot is being restored, or this was interrupted. Repeat `headwater restore` with the same file"
-        )
 
 
 def _findings(run: Run) -> list[Finding]:

@@ -5,11 +5,14 @@ run removes the note before it changes a state. So states belong to a manifest w
 the same before and after they are read.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from aggregations.errors import RunRefusedError
 from aggregations.run.run import Run
 from persistence.manifest import Manifest
+from persistence.names import FlowRef
 
 
 def check_border(run: Run, what: str) -> Manifest:
@@ -34,6 +37,22 @@ def check_border(run: Run, what: str) -> Manifest:
             "once with --until-caught-up"
         )
     return found[0]
+
+
+def check_whole(ref: FlowRef, manifests: Iterable[tuple[str, Manifest | None]]) -> None:
+    """Refuse stores that have a part of a snapshot.
+
+    Args:
+        ref: The flow and its generation.
+        manifests: (name of a store, its manifest).
+
+    Raises:
+        RunRefusedError: A restore into one of them was interrupted, or is at work.
+    """
+    if any(manifest.restoring for _, manifest in manifests if manifest is not None):
+        raise RunRefusedError(
+            f"{ref}: a snapshot is being restored, or this was interrupted. Repeat `headwater restore` with the same file"
+        )
 
 
 def check_unchanged(run: Run, what: str) -> None:

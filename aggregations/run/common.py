@@ -52,6 +52,7 @@ def common(manifests: Sequence[Manifest | None], ref: FlowRef, *, finishes: bool
             if _is_of(one, topic, topic_ids)
         },
         closing_us=_closing(found),
+        published=_published(found),
         unfinished=_unfinished(found, positions, topic_ids) if finishes else {},
     )
 
@@ -60,6 +61,11 @@ def _closing(manifests: Sequence[Manifest]) -> int | None:
     """The closing watermark that every store's manifest has reached: that of the lowest offsets, or an earlier one."""
     reached = [one.closing_us for one in manifests if one.closing_us is not None]
     return min(reached) if len(reached) == len(manifests) else None
+
+
+def _published(manifests: Sequence[Manifest]) -> dict[str, int]:
+    """Up to which due time closed windows are published, by stage: as the store that keeps the stage notes it."""
+    return {stage: one.published[stage] for one in manifests for stage in one.kept if stage in one.published}
 
 
 def _unfinished(

@@ -15,13 +15,14 @@ from aggregations.definition.lookups import Row
 from aggregations.per_message.dead_letters import DeadLetterCollector
 from aggregations.per_message.lookups import rows_before
 from aggregations.per_message.loop import MessageLoop
+from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.stage import KeyState, StageOutcome
-from aggregations.per_message.steps import OutputMessage
 from aggregations.per_message.times import times_in
 from aggregations.report import DeadLetter, Report
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.run.closing import IdlePartitions, with_closing
+from aggregations.run.final import FinalSnapshots
 from aggregations.run.incarnations import Incarnations
 from aggregations.run.results import results_of
 from aggregations.run.retire import Retirement
@@ -32,7 +33,7 @@ from aggregations.run.states import load_states, save_states
 from aggregations.run.turns import begin_batch, check_turn, part_to_finish
 from envelope import TopicPartition
 from envelope.limits import MAX_OFFSET
-from persistence.commit.faults import DEAD_LETTER, effect
+from persistence.commit.faults import DEAD_LETTER, close_of, effect
 from persistence.commit.order import commit
 from persistence.commit.steps import CommitStep
 from persistence.errors import StoreError
@@ -128,7 +129,10 @@ class MemoryRunner:
         self._idle = IdlePartitions({name: topic.idle_seconds for name, topic in flow.topics.items()})
         self.run.doubted(ends or {})
         self._retirement = Retirement(self.run)
-        self.report.removed.update(self._retirement.remove())  # what a crashed run left
+        self._final = FinalSnapshots(
+            self.run, lambda stage, outputs: effect(close_of(stage), lambda: self.outputs.extend(outputs))
+        )
+        self._leave(self.report)  # what a crashed run left
 
     def process(self, records: Iterable[Record]) -> Report:
         """Fold and commit one batch: contiguous per partition, in order of offsets.
@@ -178,7 +182,7 @@ class MemoryRunner:
         )
         self.run.advanced(manifest)
         batch.report.batches = 1
-        batch.report.removed = self._retirement.remove()
+        self._leave(batch.report)
         batch.report.reasons.update(one.reason.value for one in batch.collector.dead.values())
         batch.report.raised.update(one.cause for one in batch.collector.dead.values() if one.raised)
         batch.report.log_raised(_LOG)
@@ -238,7 +242,7 @@ class MemoryRunner:
             replays=run.replays,
             outputs=batch.outputs,
             times=times_in(run.manifest, consumed),
-            removed=self._retirement.removed,
+            removed=self._final.closed(self._retirement.removed),
             tables=self._rows,
         )
         applied = loop.read(found.values())
@@ -246,12 +250,15 @@ class MemoryRunner:
         for stage in flow.stages:
             arrivals = loop.enter(stage, applied)
             outcome = batch.outcomes[stage.name] = loop.fold(stage, arrivals, partial(load_states, run))
-            batch.outputs += snapshots_of(
-                stage, outcome.states, flow=flow.name, generation=run.ref.generation, epoch=run.epoch, attempt=1
-            )
+            batch.outputs += snapshots_of(stage, outcome.states, ref=run.ref, epoch=run.epoch, attempt=1)
             applied = loop.onward(stage, outcome)
         loop.leave(applied)
         return batch
+
+    def _leave(self, report: Report) -> None:
+        """Publish the windows that have closed, then remove the states that are due."""
+        report.outputs += self._final.publish()
+        report.removed.update(self._retirement.remove())
 
     def _rows(self, table: str, keys: Sequence[bytes]) -> Mapping[bytes, Row]:
         run = self.run

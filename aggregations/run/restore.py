@@ -15,6 +15,7 @@ from aggregations.definition.flow import Flow, Stage
 from aggregations.definition.windows import Window
 from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
 from aggregations.run.begin import opened
+from aggregations.run.border import manifest_alone
 from aggregations.run.live import check_live, settle_pointer
 from aggregations.run.run import Run
 from aggregations.run.states import renewed_due, state_of
@@ -92,10 +93,11 @@ def _check_flow(flow: Flow[Any], header: Header, manifest: Manifest, accept: Seq
         raise DefinitionChangedError(
             f"flow {flow.name}: the snapshot was made by another definition of its stages. Restore it with the code that made it"
         )
-    publishing = [stage for stage in flow.stages if stage.snapshots]
+    publishing = [(stage.name, topic) for stage in flow.stages for topic in (*stage.snapshots, *stage.final_snapshots)]
     if publishing and SNAPSHOT_VERSIONS not in accept:
+        name, topic = publishing[0]
         raise RunRefusedError(
-            f"flow {flow.name}: stage {publishing[0].name} publishes its states to {publishing[0].snapshots[0]}. The versions "
+            f"flow {flow.name}: stage {name} publishes its states to {topic}. The versions "
             "of restored states begin at 1, so readers of this topic would ignore them. Publish them to another topic, or "
             f"let readers begin anew (--accept {SNAPSHOT_VERSIONS})"
         )
@@ -140,19 +142,30 @@ def _restore(run: Run, snapshot: SnapshotReader, manifest: Manifest, progress: C
 
 
 def _check_empty(run: Run, snapshot: SnapshotReader) -> None:
-    """Check that the stores contain nothing of the flow, or only what an interrupted restore of this snapshot wrote."""
+    """Check that each store contains nothing of the flow, or what an interrupted restore of this snapshot wrote."""
     run.manifests = [(name, store.load_manifest(run.ref)) for name, store in run.distinct_stores()]
-    found = [manifest for _, manifest in run.manifests if manifest is not None]
-    if any(one.restoring for one in found):
-        if any(one.restoring not in ("", snapshot.checksum) for one in found):
+    interrupted = any(found.restoring for _, found in run.manifests if found is not None)
+    homes = run.homes()
+    for name, found in run.manifests:
+        if found is not None and found.restoring not in ("", snapshot.checksum):
             raise RunRefusedError(
                 f"{run.ref}: a restore of another snapshot was interrupted. Repeat that one, or drop the generation"
             )
-        return
-    if found or any(_any(run.stores[stage.name].scan(run.stage_ref(stage))) for stage in run.flow.stages):
-        raise RunRefusedError(
-            f"{run.ref}: the stores contain states of it. Restore into empty stores (--store), or drop the generation first"
-        )
+        if found is None:
+            stages = [stage for stage in run.flow.stages if homes[stage.name] == name]
+            written = any(_any(run.stores[stage.name].scan(run.stage_ref(stage))) for stage in stages)
+        else:
+            written = not found.restoring and not (interrupted and _is_restored(found, snapshot.header.manifest))
+        if written:
+            raise RunRefusedError(
+                f"{run.ref}: the store of stage {name} contains states of it. Restore into empty stores (--store), or drop "
+                "the generation first"
+            )
+
+
+def _is_restored(found: Manifest, manifest: Manifest) -> bool:
+    """Whether a store's manifest is the one that a restore ends with: that of the snapshot, with a new epoch."""
+    return msgspec.structs.replace(manifest_alone(found), epoch=manifest.epoch, times=manifest.times) == manifest
 
 
 def _any(found: Iterable[object]) -> bool:

@@ -212,6 +212,7 @@ class Run:
             growth=dict(self.growths),
             starting_offsets=given,
             closing_us=before.closing_us if before else None,
+            published=before.published if before else {},
             unfinished=unread(before.unfinished, positions) if before else {},
         )
 
@@ -258,9 +259,8 @@ class Run:
     def of_store(self, name: str, manifest: Manifest) -> Manifest:
         """A manifest as the store of that name gets it: with the flow's definitions and the stages that it keeps."""
         kept = tuple(stage for stage, home in self.homes().items() if home == name)
-        return msgspec.structs.replace(
-            manifest, definitions=self.flow.definitions, kept=kept, earlier=self.earlier, rebuilt=self.rebuilt
-        )
+        own = {"definitions": self.flow.definitions, "earlier": self.earlier, "rebuilt": self.rebuilt}
+        return msgspec.structs.replace(manifest, kept=kept, **own)
 
     def earlier_of(self, stage: Stage) -> Collection[str] | None:
         """Earlier definitions of a stage whose states are continued; None for any."""

@@ -1,20 +1,21 @@
-"""Snapshots: a stage's changed states, published once per batch; the newest snapshot of a key wins.
+"""Snapshots: states of a stage, published once per batch, or when their window closes; the newest snapshot of a key wins.
 
 States are conflated: a batch that folds a thousand events publishes one snapshot per key. A snapshot contains the
 whole state, never a difference, so lost, repeated or late snapshots do no harm to a consumer that applies a snapshot
 only if it is newer.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from aggregations.definition.flow import Aggregate, Stage
+from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.stage import KeyState
-from aggregations.per_message.steps import OutputMessage
 from aggregations.run.results import results_of
 from envelope import Envelope, EnvelopeError, Reason, decode, encode
+from persistence.protocol import FlowRef
 
 _SESSION = ("window_start", "window_end", "state")
 PAYLOAD_TYPE = "headwater.snapshot.v1"
@@ -58,18 +59,45 @@ _decoder = msgspec.json.Decoder(Snapshot)
 
 
 def snapshots_of(
-    stage: Stage, states: Mapping[bytes, KeyState], *, flow: str, generation: int, epoch: int, attempt: int
+    stage: Stage, states: Mapping[bytes, KeyState], *, ref: FlowRef, epoch: int, attempt: int
 ) -> list[OutputMessage]:
-    """The messages that publish a stage's changed states, keyed by the states' keys."""
-    if not stage.snapshots:
-        return []
+    """The messages that publish a stage's changed states, keyed by the states' keys.
+
+    Args:
+        stage: The stage.
+        states: Its states with the versions that were loaded; they are about to be written.
+        ref: The flow's name and generation.
+        epoch: Epoch of the run.
+        attempt: Attempt at the batch, from 1.
+    """
+    return _messages(stage, stage.snapshots, states, ref, epoch, attempt, written=1) if stage.snapshots else []
+
+
+def final_snapshots_of(
+    stage: Stage, states: Mapping[bytes, KeyState], *, ref: FlowRef, epoch: int
+) -> list[OutputMessage]:
+    """The messages that publish states of a stage's closed windows, as they are stored; see `snapshots_of`."""
+    return _messages(stage, stage.final_snapshots, states, ref, epoch, attempt=1, written=0)
+
+
+def _messages(
+    stage: Stage,
+    topics: Sequence[str],
+    states: Mapping[bytes, KeyState],
+    ref: FlowRef,
+    epoch: int,
+    attempt: int,
+    *,
+    written: int,
+) -> list[OutputMessage]:
     outputs = []
     for key, state in states.items():
         if not state.folded:
             continue  # the state contains only a hole: nothing was folded yet
         shown, span = _shown(stage.aggregate, key, state.fold)
-        body = _encoder.encode(Snapshot(flow, stage.name, generation, state.version + 1, epoch, attempt, shown, *span))
-        for topic in stage.snapshots:
+        version = state.version + written
+        body = _encoder.encode(Snapshot(ref.flow, stage.name, ref.generation, version, epoch, attempt, shown, *span))
+        for topic in topics:
             envelope = Envelope(
                 body, key=key, payload_type=PAYLOAD_TYPE, content_type="application/json", destination=topic
             )

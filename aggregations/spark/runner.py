@@ -7,6 +7,7 @@ from typing import Any
 
 from aggregations.definition.arguments import check_type
 from aggregations.definition.flow import Flow
+from aggregations.engine.clients import own_clients
 from aggregations.engine.engine import MAX_RECORDS, Engine, finish
 from aggregations.engine.held import Rebuilding
 from aggregations.engine.opening import open_run
@@ -110,7 +111,10 @@ def run_flow(
             rebuilding=rebuilding,
         )
         try:
-            with session(f"headwater {flow.name}", modules=modules, master=master, conf=conf, stop=stop) as spark:
+            with (
+                session(f"headwater {flow.name}", modules=modules, master=master, conf=conf, stop=stop) as spark,
+                own_clients(kafka, opening.topics, {}),
+            ):
                 engine = Engine(
                     flow,
                     opening,

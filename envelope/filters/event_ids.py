@@ -27,7 +27,7 @@ from envelope.filters.arrival import (
     shard_of,
     time_of,
 )
-from envelope.filters.index import TimeIndex, identity_of
+from envelope.filters.index import Id, TimeIndex, identity_of
 
 IDS: Final = 100_000
 """Ids that a state remembers, at most."""
@@ -46,7 +46,7 @@ class Beyond(StrEnum):
     """It belongs into the dead-letter topic, with reason `unproven`, and somebody decides."""
 
 
-_BEYOND = {
+BEYOND: Final = {
     Beyond.FORWARD: Ruling(Verdict.BEYOND_HORIZON, forward=True),
     Beyond.DROP: Ruling(Verdict.BEYOND_HORIZON, forward=False),
     Beyond.REJECT: Ruling(
@@ -56,6 +56,7 @@ _BEYOND = {
         detail="its time is beyond the horizon of the ids that are remembered",
     ),
 }
+"""The ruling on such a record."""
 
 
 @dataclass(slots=True)
@@ -106,8 +107,8 @@ class EventIdFilter:
     def scope(self, arrival: Any) -> bytes | None:
         if not self.partitions:
             return scope_of(self.scope_by, arrival)
-        found = extracted(self.id, arrival, "id")
-        return None if found is None else shard_of(identity_of(found), self.partitions)
+        identity = self.identity(arrival)
+        return None if identity is None else shard_of(identity, self.partitions)
 
     def zero(self) -> EventIdState:
         return EventIdState(None, None, TimeIndex())
@@ -115,8 +116,7 @@ class EventIdFilter:
     def judge(self, state: EventIdState, arrival: Any) -> tuple[Ruling, EventIdState]:
         try:
             time = time_of(self.time, arrival)
-            found = extracted(self.id, arrival, "id")
-            identity = None if found is None else identity_of(found)
+            identity = self.identity(arrival)
         except EnvelopeError as error:
             return rejected(error), state
         before = state.stream_time_ms
@@ -126,12 +126,21 @@ class EventIdFilter:
         if state.ids.get(identity) is not None:
             return DUPLICATE, state
         if state.floor_ms is not None and time <= state.floor_ms:
-            return _BEYOND[self.beyond], state
+            return BEYOND[self.beyond], state
         state.ids.add(identity, time)
         forgotten = state.ids.purge(now - self.horizon // MILLISECOND, self.limit)
         if forgotten is not None:
             state.floor_ms = forgotten  # above the floor before, as every remembered id
         return (ACCEPTED if before is None or time >= before else _LATE), state
+
+    def identity(self, arrival: Any) -> Id | None:
+        """The id; None for a record without one.
+
+        Raises:
+            EnvelopeError: `TRANSFORM_FAILED`: it is of a type that cannot be used.
+        """
+        found = extracted(self.id, arrival, "id")
+        return None if found is None else identity_of(found)
 
     def dump(self, state: EventIdState) -> Any:
         return {"stream_time_ms": state.stream_time_ms, "floor_ms": state.floor_ms, "ids": state.ids.dump()}

@@ -87,7 +87,7 @@ class IntervalFilter:
     def judge(self, state: IntervalState, arrival: Any) -> tuple[Ruling, IntervalState]:
         try:
             time = time_of(self.time, arrival)
-            identity = self._identity(arrival)
+            identity = self.identity(arrival)
         except EnvelopeError as error:
             return rejected(error), state
         before = state.stream_time_ms
@@ -113,8 +113,12 @@ class IntervalFilter:
     def load(self, value: Any) -> IntervalState:
         return IntervalState(value["stream_time_ms"], TimeIndex.load(value["passed"]))
 
-    def _identity(self, arrival: Any) -> Id | None:
-        """What two duplicates have in common; None for a record that has no duplicates."""
+    def identity(self, arrival: Any) -> Id | None:
+        """What two duplicates have in common; None for a record that has no duplicates.
+
+        Raises:
+            EnvelopeError: `TRANSFORM_FAILED`: key or id is of a type that cannot be used.
+        """
         key = self._key(arrival) if self.keyed else None
         if self.id is None:
             return key
@@ -127,11 +131,12 @@ class IntervalFilter:
 
     def _shuffled_by(self, arrival: Any) -> Id | None:
         """What decides about the state: the changed key, or the id."""
-        return self._key(arrival) if self.keyed else self._identity(arrival)
+        return self._key(arrival) if self.keyed else self.identity(arrival)
 
     def _key(self, arrival: Any) -> bytes | None:
         key = arrival.key if self.key is None else extracted(self.key, arrival, "key")
         if isinstance(key, str):
+            identity_of(key)  # it can be encoded
             key = key.encode()
         if key is not None and not isinstance(key, bytes):
             raise EnvelopeError(Reason.TRANSFORM_FAILED, f"the key is of type {type(key).__name__}: use bytes or text")

@@ -30,6 +30,7 @@ from envelope.filters.arrival import (
     rejected,
     time_of,
 )
+from envelope.filters.index import identity_of
 from envelope.message import Envelope
 
 PRODUCERS: Final = 10_000
@@ -287,6 +288,7 @@ def checked(found: Any) -> Stamp | None:
 
     Raises:
         EnvelopeError: `BAD_SEQUENCE`: it is no stamp, or its numbers are not integers of 64 bits in ascending order.
+            `TRANSFORM_FAILED`: its name contains an unpaired surrogate.
     """
     if found is None:
         return None
@@ -294,6 +296,7 @@ def checked(found: Any) -> Stamp | None:
         raise EnvelopeError(Reason.BAD_SEQUENCE, f"the stamp is of type {type(found).__name__}")
     if not found.producer or type(found.producer) is not str:
         raise EnvelopeError(Reason.BAD_SEQUENCE, "the stamp has no name of a producer")
+    identity_of(found.producer)
     numbers = (found.sequence, found.end, found.epoch)
     if any(type(one) is not int or not -INT64 <= one < INT64 for one in numbers) or found.end < found.sequence:
         raise EnvelopeError(Reason.BAD_SEQUENCE, "the numbers of a stamp are not ascending integers of 64 bits")

@@ -25,6 +25,7 @@ from jobs.cli import (
     new,
     plan,
     redrive,
+    refolding,
     replay,
     republish,
     run,
@@ -70,6 +71,8 @@ for command in (
     tracing.trace,
     explaining.explain,
     explaining.blame,
+    refolding.rehearse,
+    refolding.audit,
     faults.faults,
 ):
     app.command()(command)

@@ -5,6 +5,8 @@ from typing import Annotated, TypeAlias, TypeVar
 
 import typer
 
+from persistence.names import MAX_GENERATION
+
 T = TypeVar("T")
 
 
@@ -97,6 +99,7 @@ Generation: TypeAlias = Annotated[
     int | None,
     typer.Option(
         min=1,
+        max=MAX_GENERATION,
         metavar="N",
         help="Number of the set of states; a rebuild writes a new one. Without it: headwater.toml, then the live one.",
         show_default=False,

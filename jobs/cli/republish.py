@@ -18,6 +18,7 @@ from jobs.cli.options import (
 )
 from jobs.environment import UsageError
 from jobs.screen import counted, emit, progress, say
+from persistence.names import MAX_GENERATION
 
 if TYPE_CHECKING:
     from jobs.republish.counts import Statistics
@@ -93,6 +94,7 @@ def republish(
             help="A filter that drops duplicates before the transform, such as `ids = SequenceFilter(from_value('id'))` in a "
             "module of yours. It needs --store.",
             show_default=False,
+            callback=filled,
         ),
     ] = None,
     store: Annotated[
@@ -101,11 +103,17 @@ def republish(
             metavar="URL",
             help="Store of the filter's states, the same for all processes of the group.",
             show_default=False,
+            callback=filled,
         ),
     ] = None,
     generation: Annotated[
         int,
-        typer.Option(metavar="N", min=1, help="Number of the set of the filter's states; another one begins empty."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=MAX_GENERATION,
+            help="Number of the set of the filter's states; another one begins empty.",
+        ),
     ] = 1,
     until_caught_up: Annotated[
         bool, typer.Option("--until-caught-up", help="Stop at the current ends of the partitions.")
@@ -148,6 +156,8 @@ def republish(
     from jobs.republish.run import republish as serve
     from jobs.republish.source import InputTopics
 
+    if store:
+        settings.check_shared("the store of the filter", store)
     transform = load(function)
     if not callable(transform):
         raise UsageError(f"{function} is not a function but a {type(transform).__name__}")

@@ -71,6 +71,8 @@ def restore(
     chosen = settings.of_flow(found, store, generation=generation)
     for line in chosen.lines():
         say(line)
+    for stage, url in chosen.stores.items():
+        settings.check_shared(f"the store of stage {stage}", url)
     with progress(f"restoring {source}", unit="states") as bar:
         done = put(
             found,

@@ -91,6 +91,7 @@ def inspect(
         int | None,
         typer.Option(
             min=1,
+            max=1_000_000_000,
             metavar="N",
             help="Show at most this many, those with the lowest keys. Without it: 50 in a table, otherwise all.",
             show_default=False,

@@ -2,15 +2,18 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from aggregations.definition.element import Element, Record
 from aggregations.definition.flow import END_OF_FLOW, Flow, Stage
 from aggregations.per_message.arrivals import Arrival, standing_of
+from aggregations.per_message.judging import judge_stage
 from aggregations.per_message.ledger import Entry
 from aggregations.per_message.loop import MessageLoop
 from aggregations.per_message.stage import Decided, KeyState, fold_stage
 from aggregations.per_message.steps import Applied, RejectedElement
+from aggregations.per_message.times import latest
 from aggregations.report import Report
 from aggregations.run.run import Run
 from aggregations.run.states import state_of
@@ -63,7 +66,27 @@ class Elements:
             applied = self._at(stage, arrivals)
         self._removed(END_OF_FLOW, len(flow.stages), applied)
         loop.leave(applied)
+        self._settle()
         return self._rows, tuple(sorted({one.topic for one in loop.outputs}))
+
+    def _settle(self) -> None:
+        """Decide by the state behind a filter what the filter's own does not show."""
+        stages, rows = self._flow.stages, self._rows
+        letters = {one.facts.stage for one in self._evidence.letters if one.facts is not None}
+        for stage, following in reversed(list(pairwise(stages))):
+            own = next((row for row in rows if row.stage == stage.name), None)
+            if stage.aggregate.rule is None or own is None or own.outcome is not Outcome.UNDECIDED:
+                continue
+            behind = [row for row in rows if row.stage == following.name]
+            rejected = following.name in letters
+            if any(row.outcome is Outcome.FOLDED or row.waits or rejected for row in behind):
+                why = f"the filter passed it on: stage {following.name} has it"
+                rows[rows.index(own)] = replace(own, outcome=Outcome.FOLDED, why=why, verdict=None, earlier=None)
+            elif behind and all(row.outcome is Outcome.MISSING for row in behind):
+                why = own.why if own.verdict is not None else "the filter dropped it"
+                why += f": stage {following.name} does not have it"
+                at = rows.index(own)
+                rows[at:] = [replace(own, outcome=Outcome.DROPPED, why=why)]
 
     def _removed(self, stage: str, index: int, applied: Applied) -> None:
         flow = self._flow
@@ -78,7 +101,7 @@ class Elements:
         ref, keys = run.stage_ref(stage), list(dict.fromkeys(arrival.key for arrival in arrivals))
         stored = run.stores[stage.name].load(ref, keys)
         states = {key: state_of(one, ref, key) for key, one in stored.items()}
-        closed_us, passed = self._event_time(), []
+        closed_us, passed = self._closed_us(stage), []
         for arrival in arrivals:
             state = states.get(arrival.key, KeyState())
             row = at_stage(stage, arrival, state, siblings, self._evidence, closed_us)
@@ -86,13 +109,16 @@ class Elements:
             if row.outcome in (Outcome.FOLDED, Outcome.UNDECIDED):
                 passed.append(replace(arrival, transit=True))
         # As for a redriven record that passes a stage: what an `emit` makes of the state as it is now.
-        outcome = fold_stage(stage.aggregate, states, passed, batch=run.batch, siblings=siblings)
+        pass_on = fold_stage if stage.aggregate.rule is None else judge_stage
+        outcome = pass_on(stage.aggregate, states, passed, batch=run.batch, siblings=siblings)
         return self._loop.onward(stage, outcome)
 
-    def _event_time(self) -> int | None:
+    def _closed_us(self, stage: Stage) -> int | None:
+        """The event time up to which windows of a stage are closed for the record."""
         manifest, place = self._run.manifest, self._place
         assert manifest is not None
-        return manifest.positions[place.topic][place.partition].time_us
+        own = manifest.positions[place.topic][place.partition].time_us
+        return latest(own, manifest.closing_us) if stage.final_snapshots else own
 
     def unread(self, own: Node, error: EnvelopeError, *, again: bool = True) -> None:
         """The record cannot be read."""

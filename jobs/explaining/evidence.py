@@ -9,6 +9,7 @@ from envelope.dedup.lineage import died_in
 from envelope.redrive_notes import Notes
 from jobs.dead_letters.letters import Letters, StoredDeadLetter
 from jobs.explaining.copies import Copy
+from jobs.explaining.filters import Judged
 from jobs.explaining.journal import Journaled
 from jobs.explaining.outcome import InBatch
 from jobs.tracing import Place
@@ -82,6 +83,7 @@ class Evidence:
         times: When batches were committed.
         has_letters: The flow's dead-letter topic was read.
         journaled: What the journal says about it; None without a journal, or if it does not have the record's batch.
+        filtered: What the flow's filters decide about it if they are asked again, by stage.
     """
 
     copies: tuple[Copy, ...] = ()
@@ -95,6 +97,7 @@ class Evidence:
     times: tuple[Committed, ...] = ()
     has_letters: bool = False
     journaled: Journaled | None = None
+    filtered: Mapping[str, Judged] = field(default_factory=dict)
 
     def by_batch(self, batch: int) -> InBatch:
         """A batch as the latest that may have read the record, with the time at which that batch was committed."""

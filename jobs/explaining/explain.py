@@ -4,7 +4,7 @@ The record is read again, the flow's steps are run on it in memory to find the k
 these states are asked for its position. Nothing is folded, published or written, and no epoch is taken.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -13,6 +13,7 @@ from typing import Any, Final
 from aggregations.definition.element import Record
 from aggregations.definition.flow import END_OF_FLOW, Flow
 from aggregations.report import Report
+from aggregations.run.border import check_whole
 from aggregations.run.common import common
 from aggregations.run.live import ref_of
 from aggregations.run.run import Run
@@ -23,9 +24,10 @@ from jobs.environment import UsageError
 from jobs.explaining.copies import Events, Near, Read, around, letter_of
 from jobs.explaining.elements import Elements
 from jobs.explaining.evidence import DeadLetters, Evidence, Progress, is_listed
+from jobs.explaining.filters import Judged, has_filters, judged_again
 from jobs.explaining.find import find_records
 from jobs.explaining.journal import Journaled, journaled
-from jobs.explaining.log import Reader
+from jobs.explaining.log import Reader, Span
 from jobs.explaining.outcome import SEVEREST, AtStage, Explanation, Fate, Letter, Outcome
 from jobs.tracing import Found, Place
 from persistence.kafka import KafkaSettings
@@ -80,14 +82,14 @@ def explain(
         One explanation for a record of the flow's topics; otherwise one for each record that was found.
 
     Raises:
-        UsageError: No record has these coordinates, a range is invalid, or the flow has filters or tables.
+        UsageError: No record has these coordinates, a range is invalid, or the flow has tables.
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer, or a state is damaged.
     """
-    if flow.tables or any(stage.aggregate.rule is not None for stage in flow.stages):
+    if flow.tables:
         raise UsageError(
-            f"flow {flow.name}: explain does not follow records through deduplicate() and lookup(); inspect shows the "
-            "states, and trace the records"
+            f"flow {flow.name}: explain does not follow records through lookup(); inspect shows the states, and trace "
+            "the records"
         )
     with closing(Reader(kafka)) as reader:
         if isinstance(record, Place) and record.topic in flow.topics:
@@ -154,7 +156,13 @@ def explained(
         if journal is not None:
             noted = journaled(reader, journal, by_flow, place, ids[place.topic])
         known = dead_letters is not None
-        case.evidence = replace(_evidence(case, read, near, dead, search, known=known, low=log.low), journaled=noted)
+        evidence = _evidence(case, read, near, dead, search, known=known, low=log.low)
+        filtered = dict[str, Judged]()
+        if record is not None and has_filters(flow):
+            before = reader.records(Span(place.topic, place.partition, place.offset - evidence.searched, place.offset))
+            whole = evidence.is_whole
+            filtered = judged_again(flow, case.roots, chain(case.read(before), [record]), place, whole=whole)
+        case.evidence = replace(evidence, journaled=noted, filtered=filtered)
         return case.explained(record, read, found)
 
 
@@ -189,6 +197,10 @@ class Case:
         manifest = self.run.manifest
         given = manifest.starting_offsets.get(self.place.topic, {}) if manifest else {}
         return given.get(self.place.partition, 0)
+
+    def read(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Those of some records of the partition that the flow did not skip at its start."""
+        return (record for record in records if record.offset >= self.start)
 
     @property
     def times(self) -> tuple[Committed, ...]:
@@ -357,7 +369,9 @@ def _facts(record: Record, read: Read | None) -> dict[str, Any]:
 
 @contextmanager
 def _opened(flow: Flow[Any], urls: Mapping[str, str], generation: int | None) -> Iterator[Run]:
-    """A flow's stores and manifests, read-only and unchecked: also those of a flow whose start would be refused."""
+    """A flow's stores and manifests, read-only: also those of a flow whose start would be refused, unless they have a
+    part of a snapshot.
+    """
     with ExitStack() as stack:
         handles = {}
         for url in dict.fromkeys(urls.values()):
@@ -367,5 +381,6 @@ def _opened(flow: Flow[Any], urls: Mapping[str, str], generation: int | None) ->
         ref = ref_of(flow, opened, generation)
         run = Run(flow, ref, opened, urls, 0, None)
         run.manifests = [(name, store.load_manifest(ref)) for name, store in run.distinct_stores()]
+        check_whole(ref, run.manifests)
         run.advanced(common([manifest for _, manifest in run.manifests], ref))
         yield run

@@ -15,7 +15,7 @@ class Outcome(StrEnum):
     """What became of a record, or of an element of it at a stage."""
 
     FOLDED = "folded"
-    """The state of its key holds it."""
+    """The state of its key holds it; at a filter, that the filter passed it on."""
     DROPPED = "dropped"
     """It was not folded: another record of its event was, or its verdict says why."""
     DEAD_LETTER = "dead_letter"
@@ -93,11 +93,13 @@ class AtStage:
         why: What shows it.
         key: Key of the state, in a stage with windows followed by the start of the window; None if it has none.
         indices: Its index in each flat-map.
-        verdict: The verdict that dropped it; None if it was not dropped, or the verdict is not known.
+        verdict: The verdict that dropped it, or at a filter perhaps did; None if it was not dropped, or the verdict is not
+            known.
         reason: Reason code of its rejection.
         batch: The batch that folded it; None if it is not known.
         version: Version of the state now; 0 without a state.
         waits: It is a dead letter that the flow waits for: a hole in its state, or listed in the ledger.
+        earlier: The record because of which a filter dropped it; None if it is not known, or no filter did.
     """
 
     stage: str
@@ -110,6 +112,7 @@ class AtStage:
     batch: InBatch | None = None
     version: int = 0
     waits: bool = False
+    earlier: Place | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The element as a JSON object."""
@@ -124,6 +127,7 @@ class AtStage:
             "in_batch": None if self.batch is None else self.batch.as_json(),
             "version": self.version,
             "waits": self.waits,
+            "earlier": None if self.earlier is None else str(self.earlier),
         }
 
 

@@ -7,10 +7,11 @@ from aggregations.definition.inputs import SiblingPolicy, siblings_of
 from aggregations.definition.sessions import SessionWindow
 from aggregations.per_message.arrivals import Arrival
 from aggregations.per_message.stage import KeyState
-from envelope import Histories, Standing, Verdict
+from envelope import Histories, Reason, Standing, Verdict
 from envelope.dedup.lanes import group_of, healed_lane
 from jobs.explaining.evidence import Evidence
 from jobs.explaining.outcome import AtStage, Outcome
+from jobs.tracing import Place
 
 _HELD: Final = (Verdict.DUPLICATE, Verdict.BELOW_FLOOR)
 """Verdicts also of a record that an earlier attempt at its batch had folded."""
@@ -23,6 +24,8 @@ class _Found(NamedTuple):
     why: str
     verdict: Verdict | None = None
     waits: bool = False
+    reason: Reason | None = None
+    earlier: Place | None = None
 
 
 def at_stage(
@@ -36,7 +39,7 @@ def at_stage(
         state: The state of its key now; an empty one if there is none.
         siblings: Policy for equal positions without index and id.
         evidence: What else is known about its record.
-        closed_us: Latest event time read from its partition; None if there is none.
+        closed_us: The event time up to which windows are closed for it; None if there is none.
     """
     standing, histories = arrival.standing, state.histories
     found = _decide(stage, arrival, state, siblings, evidence, closed_us)
@@ -44,8 +47,8 @@ def at_stage(
     batch = None if noted is None else noted.batch
     if batch is None and found.outcome is Outcome.FOLDED and (used := _used(histories, standing)):
         batch = evidence.by_batch(used)
-    reason = None
-    if found.outcome is Outcome.DEAD_LETTER:
+    reason = found.reason
+    if found.outcome is Outcome.DEAD_LETTER and reason is None:
         reasons = [one.facts.reason for one in evidence.letters if one.facts and one.facts.stage == stage.name]
         reason = reasons[0] if reasons else None
     return AtStage(
@@ -59,6 +62,7 @@ def at_stage(
         batch,
         state.version,
         found.waits,
+        found.earlier,
     )
 
 
@@ -80,7 +84,10 @@ def _decide(
             return _Found(Outcome.DROPPED, f"the journal lists it{by}", verdict)
         if verdict is None and noted.is_whole(stage.name) and decision.verdict in _FOLDED:
             return _Found(Outcome.FOLDED, "the journal does not list it among what was dropped")
+    is_filter = stage.aggregate.rule is not None
     match decision.verdict:
+        case Verdict.DUPLICATE | Verdict.AMBIGUOUS | Verdict.BELOW_FLOOR if is_filter and evidence.taken_by is None:
+            return _judged(stage, evidence)
         case Verdict.DUPLICATE | Verdict.AMBIGUOUS:
             return _held(stage, arrival, histories, evidence)
         case Verdict.COPY if not arrival.mine:
@@ -114,6 +121,28 @@ def _held(stage: Stage, arrival: Arrival, histories: Histories, evidence: Eviden
     return _Found(Outcome.FOLDED, why)
 
 
+def _judged(stage: Stage, evidence: Evidence) -> _Found:
+    """A filter has judged the record: the position is held, or below the floor, whatever the filter decided."""
+    judged = evidence.filtered.get(stage.name)
+    if _rejected_here(stage, evidence):
+        if judged is not None and judged.cause is not None and evidence.given_up:
+            return _Found(Outcome.DEAD_LETTER, "it is in the dead-letter topic")
+        return _Found(Outcome.UNDECIDED, "the filter has judged it again since it was redriven")
+    if judged is None or judged.cause is not None:
+        return _Found(Outcome.UNDECIDED, "the filter has judged it; its state does not show how")
+    if judged.forward and judged.exact:
+        return _Found(Outcome.FOLDED, "the filter passed it on")
+    before = "" if judged.exact else f" among the {evidence.searched:,} offsets before it"
+    if judged.forward:
+        return _Found(Outcome.UNDECIDED, f"nothing{before} makes the filter drop it")
+    why = "the filter drops it" if judged.earlier is None else f"the filter drops it because of {judged.earlier}"
+    if judged.exact:
+        return _Found(Outcome.DROPPED, why, judged.verdict, earlier=judged.earlier)
+    return _Found(
+        Outcome.UNDECIDED, f"{why}, or of a record that was not searched", judged.verdict, earlier=judged.earlier
+    )
+
+
 def _below(evidence: Evidence) -> _Found:
     """The position is at or below the floor."""
     if evidence.taken_by is not None:
@@ -134,6 +163,9 @@ def _below(evidence: Evidence) -> _Found:
 
 def _absent(stage: Stage, arrival: Arrival, state: KeyState, evidence: Evidence, closed_us: int | None) -> _Found:
     """The state does not hold the position, which is above the floor, or has no history of the lane."""
+    judged = evidence.filtered.get(stage.name)
+    if judged is not None and judged.cause is not None:
+        return _Found(Outcome.DEAD_LETTER, f"the filter rejects it: {judged.cause.detail}", reason=judged.cause.reason)
     if _rejected_here(stage, evidence):
         return _Found(Outcome.DEAD_LETTER, "it is in the dead-letter topic, and left no hole")
     closes_us = _closes_us(stage, arrival)

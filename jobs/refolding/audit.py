@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from aggregations.definition.flow import Flow
 from aggregations.errors import DefinitionChangedError, RunRefusedError
+from aggregations.per_message.ledger import outputs_before
 from aggregations.run.begin import look
 from aggregations.run.border import check_border, check_unchanged, removed_by_stage
 from aggregations.run.live import live_generation
@@ -39,7 +40,8 @@ class Audit:
         history: What was read.
         live: Number of live states that were compared, by stage.
         folded: The fold.
-        waiting: Dead letters that wait for a redrive, by stage: of the live states, and of those of the fold.
+        holes: Number of holes that dead letters left in states, by stage: in the live states, and in those of the fold.
+        listed: Number of dead letters in the ledger, of the live states and of the fold.
         skipped: Stages that were not compared, because they are behind a lookup.
         comparison: Differences of the states: the old ones are the live ones.
     """
@@ -51,7 +53,8 @@ class Audit:
     history: History
     live: dict[str, int]
     folded: Folded
-    waiting: dict[str, tuple[int, int]]
+    holes: dict[str, tuple[int, int]]
+    listed: tuple[int, int]
     skipped: tuple[str, ...]
     comparison: Comparison
 
@@ -70,7 +73,8 @@ class Audit:
             "ranges": self.history.as_json(),
             "live": self.live,
             "folded": self.folded.as_json(),
-            "waiting": {stage: list(both) for stage, both in self.waiting.items()},
+            "holes": {stage: list(both) for stage, both in self.holes.items()},
+            "listed": list(self.listed),
             "skipped": list(self.skipped),
             "stages": self.comparison.as_json(),
             "drifted": self.drifted,
@@ -152,7 +156,7 @@ def audit(
                 sample=sample,
                 progress=lambda done, total: progress("states compared", done, total),
             )
-            listed = folded.manifest or Manifest(0, 0)
+            listed = _listed(manifest), _listed(folded.manifest)
     check_met(keys, old.met | new.met)
     return Audit(
         flow.name,
@@ -162,7 +166,8 @@ def audit(
         history,
         dict(old.states),
         Folded.of(report, new.states),
-        {stage: (_waiting(stage, old, manifest), _waiting(stage, new, listed)) for stage in compared},
+        {stage: (old.holes[stage], new.holes[stage]) for stage in compared},
+        listed,
         tuple(skipped),
         comparison,
     )
@@ -202,7 +207,9 @@ def _copied(run: Run, stages: Sequence[str], directory: Path, progress: Told) ->
     return {stage: OrderedCopy(directory / str(number), read(stage)) for number, stage in enumerate(stages)}
 
 
-def _waiting(stage: str, rows: Rows, manifest: Manifest) -> int:
-    """Dead letters of a stage that wait for a redrive: holes in its states, and entries of the ledger."""
-    listed = sum(map(len, manifest.dead.get(stage, {}).values()))
-    return rows.holes[stage] + listed + manifest.forgotten.get(stage, 0)
+def _listed(manifest: Manifest | None) -> int:
+    """Number of dead letters in the ledger, without those whose outputs before a stage are missing as well."""
+    found = manifest or Manifest(0, 0)
+    places = [stage for stage in found.dead if stage not in map(outputs_before, found.definitions)]
+    entries = (len(at) for stage in places for at in found.dead[stage].values())
+    return sum(entries) + sum(found.forgotten.values())

@@ -10,6 +10,7 @@ from aggregations.definition.flow import Flow
 from aggregations.local import fold_range
 from aggregations.report import Report
 from aggregations.run.binding import bind
+from aggregations.run.risks import check_accept
 from jobs.refolding.history import History
 from persistence.kafka import KafkaSettings
 
@@ -82,7 +83,11 @@ def fold(
         accept: Names of accepted risks.
         what: What is counted, for `progress`.
         progress: Is told of the records read.
+
+    Raises:
+        FlowError: A risk does not exist.
     """
+    check_accept(flow.name, stores, accept)
     starts, ends = history.starts(flow), history.ends(flow)
     total, done = sum(end - starts[topic][partition] for (topic, partition), end in ends.items()), 0
 

@@ -176,10 +176,11 @@ def _within(log: Log, partition: int, start: int, end: int, begun: Manifest | No
             f"{place}: the snapshot ends at {start}, after the live states, at {end}. Use an earlier one"
         )
     if start < low and start < end:
-        began = "the snapshot ends" if begun is not None else "the history of the flow begins"
+        began = f"the snapshot ends at {start}" if begun is not None else f"the flow began at {start}"
+        if begun is None and not start:
+            began = "the flow began at the beginning of the log"
         raise RunRefusedError(
-            f"{place}: {began} at {start}, but the log begins at {low}: the records between were deleted. Begin with a later "
-            "snapshot (--snapshot FILE)"
+            f"{place}: {began}, but the records before {low} were deleted. Begin with a later snapshot (--snapshot FILE)"
         )
     return max(start, low), max(end, low)
 

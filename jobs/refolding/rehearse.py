@@ -62,7 +62,7 @@ def rehearse(
     ranges: Sequence[str] = (),
     stages: Sequence[str] = (),
     keys: Sequence[bytes] = (),
-    generation: int = 1,
+    generation: int | None = None,
     accept: Sequence[str] = (),
     sample: int = SAMPLE,
     work: Path = WORK,
@@ -80,7 +80,7 @@ def rehearse(
         ranges: What is read, as for `chosen`; all that the topics have if there is none.
         stages: Only states of these stages are compared; all if there is none.
         keys: Only these keys of the stages are compared, in all windows; all if there is none.
-        generation: Generation of the live states: redriven dead letters of another one are copies.
+        generation: Generation of the live states, None for 1: redriven dead letters of another one are copies.
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
         sample: Differences of each stage that are kept.
         work: Directory for the states of both folds while they are compared.
@@ -94,7 +94,7 @@ def rehearse(
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: The states cannot be written.
     """
-    sides = {"old": against, "new": flow}
+    sides, generation = {"old": against, "new": flow}, generation or 1
     compared = chosen_stages(sides.values(), stages)
     with closing(Reader(kafka)) as reader:
         history = chosen(ranges, list(sides.values()), reader)

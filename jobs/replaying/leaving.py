@@ -1,18 +1,16 @@
 """What a rebuild sends when it becomes live: the dead letters that it held, and the states that the flow publishes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 
 from aggregations.definition.flow import Stage
 from aggregations.engine.held import forget_letters, held_letters
-from aggregations.per_message.stage import KeyState
 from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import states_in
 from jobs.replaying.generations import Generations
 from persistence.commit.faults import HELD, effect
 from persistence.kafka import AcknowledgedProducer, KafkaSettings
-from persistence.protocol import Stored
 
 
 def send_letters(found: Generations, generation: int, kafka: KafkaSettings) -> int:
@@ -64,22 +62,11 @@ def _send_stages(found: Generations, generation: int, kafka: KafkaSettings, stag
             ref = found.ref(generation).stage(stage.name)
             for key, stored in found.run.stores[stage.name].scan(ref):
                 states = states_in({key: stored}, ref, stage, None)
-                count += _send(producer, stage, states, found.flow.name, generation, stored)
+                # A snapshot has the version that a state gets by being written; these have been written.
+                before = {key: replace(state, version=state.version - 1) for key, state in states.items()}
+                messages = snapshots_of(stage, before, ref=ref.flow_ref, epoch=stored.epoch, attempt=1)
+                for message in messages:
+                    producer.send(message.topic, message.value, message.key, message.headers)
+                count += bool(messages)
         producer.flush()
     return count
-
-
-def _send(
-    producer: AcknowledgedProducer,
-    stage: Stage,
-    states: Mapping[bytes, KeyState],
-    flow: str,
-    generation: int,
-    stored: Stored,
-) -> int:
-    # A snapshot has the version that a state gets by being written; these have been written.
-    before = {key: replace(state, version=state.version - 1) for key, state in states.items()}
-    messages = snapshots_of(stage, before, flow=flow, generation=generation, epoch=stored.epoch, attempt=1)
-    for message in messages:
-        producer.send(message.topic, message.value, message.key, message.headers)
-    return bool(messages)

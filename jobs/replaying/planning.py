@@ -134,11 +134,16 @@ def check_generations(found: Generations, live: int) -> None:
     """Check that the live generation can be rebuilt with this flow and these stores.
 
     Raises:
-        RunRefusedError: The stores contain nothing of it, or only a part.
+        RunRefusedError: The stores contain nothing of it, or only a part; or the flow cannot be rebuilt.
     """
     flow, ref = found.flow, found.ref(live)
     if HELD in flow.stage_names:
         raise RunRefusedError(f"flow {flow.name}: a rebuild needs the name of stage {HELD}: rename the stage")
+    if final := [stage for stage in flow.stages if stage.final_snapshots]:
+        raise RunRefusedError(
+            f"flow {flow.name}: stage {final[0].name} publishes windows when they close, and a rebuild does not know which "
+            "ones the live generation has published. Rebuild it by hand, and publish to another topic"
+        )
     manifests = found.manifests(live)
     missing = [name for name, manifest in manifests if manifest is None]
     if len(missing) == len(manifests):

@@ -17,6 +17,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from envelope import EnvelopeError, Reason, Verdict
+from envelope.codec import redriven_payload
 from envelope.filters.arrival import UNIDENTIFIED, Filter, Ruling, Scope, place_of, rejected
 from envelope.filters.producers import Gaps, ProducerFilter, Stamp
 from envelope.redrive import Redrive, read_via
@@ -195,6 +196,12 @@ class RecordFilter:
             if kept.topic_ids.get(part.topic, part.topic_id) != part.topic_id:
                 _LOG.warning("%s:%d was created again: its filter begins anew", part.topic, part.partition)
                 kept.value, kept.positions = None, {}
+            elif kept.value is None and part.done > part.begin:
+                _LOG.warning(
+                    "%s:%d: the group has read it up to offset %d, and the store has no state of filter %s: copies of these "
+                    "records are passed on",
+                    *(part.topic, part.partition, part.done, self.name),
+                )
             kept.topic_ids = {part.topic: part.topic_id} if part.topic_id else {}
             state = self._rule.zero() if kept.value is None else self._rule.load(kept.value)
             self._judging[part.topic, part.partition] = _Judging(part, kept, state)
@@ -215,6 +222,15 @@ class RecordFilter:
         if ruling.warning:
             _LOG.warning("%s:%d: %s", record.topic, record.partition, ruling.warning)
         return ruling if back is None else self._of_redriven(ruling, back)
+
+    def stage_of(self, record: InputRecord) -> str:
+        """The stage in the dead letter of a record that the filter has not passed on: redriven, the filter judges it.
+
+        The dead letter of a redriven record has the stage of the one before: the filter may have passed it on then.
+        """
+        unread = None if record.wrapped is not None else redriven_payload(record.value)
+        back = read_via(unread.chain[-1].via) if unread is not None else _redrive_of(record)
+        return self.name if back is None else back.stage
 
     def save(self, parts: Collection[InputPartition]) -> None:
         """Write the states that have changed. All outputs of their records must be acknowledged.
@@ -284,7 +300,7 @@ class RecordFilter:
 
 
 def _redrive_of(record: InputRecord) -> Redrive | None:
-    chain = record.message.chain
+    chain = record.message.chain if hasattr(record, "message") else ()
     last = chain[-1] if chain else None
     return read_via(last.via) if last is not None and last.pass_through else None
 

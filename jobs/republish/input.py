@@ -1,8 +1,6 @@
 """The consuming side of a republisher: its partitions, their progress, and their commits."""
 
 import logging
-import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +17,7 @@ from jobs.republish.growth_watch import GrowthWatch
 from jobs.republish.offsets import commit_offsets, committed, failure, is_of_another_topic, patiently
 from jobs.republish.partition import Consumed, InputPartition
 from jobs.republish.place import INSTANCE, SESSION_MS
+from jobs.republish.topic_check import TopicCheck
 from persistence.commit.faults import REPUBLISH_NOTE, effect
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error, connection_trouble
@@ -34,10 +33,6 @@ _GROWING_SECONDS: Final = 1.0  # ... unless partitions wait
 _HELD: Final = 1 << 62  # due time of the records of a partition that waits because its topic grows
 _REFRESH_MS: Final = 30_000  # longest delay until a new partition is detected; librdkafka's default is 5 minutes
 _COOPERATIVE: Final = "cooperative-sticky"
-
-
-class TopicReplaced(BrokerRefused):
-    """A topic that is read was deleted and created again."""
 
 
 class Input:
@@ -91,7 +86,8 @@ class Input:
         self._ends = ends
         self._before_revoke = before_revoke
         self._connection = ""
-        self._looked = 0.0
+        self._topic_check = TopicCheck(self._topics)
+        self._found: dict[str, TopicFacts] = {}
         self._joins_again = self._static = INSTANCE in settings.client()
         config = settings.client(
             on_error=self._on_error,
@@ -124,52 +120,52 @@ class Input:
     def read(self, most: int) -> list[Consumed]:
         """Return up to `most` records of the assigned topics: those available now, or within a fifth of a second.
 
-        If a topic is deleted and created again, a consumer continues silently in the new topic at its offset in the old
-        topic. So the topic ids are checked after the records were read: ids are never reused, so if they have
-        not changed, all records read belong to the topics with these ids.
+        They may be transformed, but nothing that is made of them may be sent before `check`.
 
         Raises:
-            TopicReplaced: A topic was created again; none of its records were returned.
             BrokerError: A topic no longer exists, or may not be read.
         """
         if self.assigned and self._joins_again:
             self._join_again()
         got = self._consumer.consume(1, _WAIT_SECONDS)
         if got and most > 1:
-            got += self._consumer.consume(most - 1, max(self._looked + _GATHER_SECONDS - time.monotonic(), 0.0))
-        facts: dict[str, TopicFacts] = {}
+            got += self._consumer.consume(most - 1, max(_GATHER_SECONDS - self._topic_check.seconds, 0.0))
         if got:
-            facts = patiently(lambda left: self._check_topics())
-        elif time.monotonic() - self._looked > (_GROWING_SECONDS if self._growth.under_way else _LOOK_SECONDS):
+            self._topic_check.begin(self.partitions.values())
+            return cast(list[Consumed], got)
+        if self._topic_check.seconds > (_GROWING_SECONDS if self._growth.under_way else _LOOK_SECONDS):
             # A client may never see that a topic was created again: the new topic's leader epochs count from 0, and the
             # client ignores them as outdated if the broker was restarted since the old topic was created.
             with suppress(BrokerUnavailable):
-                facts = self._check_topics()
-                if not facts:
+                self._topic_check.begin(self.partitions.values())
+                self.check()
+                if not self._found:
                     self._topics.check()
                 self._client.check()
-        self._follow(facts.values())
-        self._note()
-        return cast(list[Consumed], got)
+        return []
 
-    def _check_topics(self) -> dict[str, TopicFacts]:
-        self._looked = time.monotonic()
-        facts = self._topics.describe({part.topic for part in self.partitions.values()})
-        for part in self.partitions.values():
-            if facts[part.topic].topic_id != part.topic_id:
-                raise TopicReplaced(
-                    f"{part.topic} was created again while it was read", "Start again; nothing of it is lost"
-                )
-        return facts
+    def check(self) -> None:
+        """Check that no topic was created again before the records were read that `read` returned last.
 
-    def _follow(self, facts: Iterable[TopicFacts]) -> None:
-        """Check the number of partitions, and the group's progress in topics that have grown."""
-        for fact in facts:
+        Raises:
+            TopicReplaced: A topic was created again; nothing made of the records may be sent.
+            BrokerError: A topic no longer exists, or may not be read.
+        """
+        self._found |= self._topic_check.finish(self.partitions.values())
+
+    def follow(self) -> None:
+        """Check the numbers of partitions, and the group's progress in topics that have grown.
+
+        To be called when the records that `read` returned last are processed.
+        """
+        found, self._found = self._found, {}
+        for fact in found.values():
             if self._growth.see(fact):
                 self._before_revoke()  # processed records count as read
             if self._growth.is_due(fact.name):
                 places = self._every([fact.name])
                 self._judge(fact, patiently(lambda left: committed(self._consumer, places, self._connection)))  # noqa: B023
+        self._note()
 
     def _every(self, topics: Iterable[str]) -> list[TopicPartition]:
         """Every partition of topics that were seen."""
@@ -316,7 +312,7 @@ class Input:
         self._statistics.rebalances += 1
         self._member_ids.add(consumer.memberid() or "")
         # Added partitions cause a rebalance: members that were in the group before it check and note what they see.
-        self._looked = -math.inf
+        self._topic_check.is_due()
         if not added:
             return
         names = {part.topic for part in added}

@@ -14,7 +14,7 @@ from jobs.republish.absence import TOPIC_WAIT_SECONDS, Absence, Places, Unsafe, 
 from jobs.republish.counts import OnStatistics, Statistics
 from jobs.republish.filtering import OWNER, Overtaken, RecordFilter, check_rule
 from jobs.republish.growth_watch import GrowthWatch
-from jobs.republish.input import Input, TopicReplaced
+from jobs.republish.input import Input
 from jobs.republish.offsets import PATIENCE_SECONDS, MemberFenced
 from jobs.republish.place import await_place
 from jobs.republish.processor import MAX_OUTPUTS, Processor
@@ -22,6 +22,7 @@ from jobs.republish.record import Transform
 from jobs.republish.retry import NO_RETRIES, RetryTopics
 from jobs.republish.roots import RootEnds
 from jobs.republish.source import InputTopics
+from jobs.republish.topic_check import TopicReplaced
 from jobs.republish.worker import Worker, now_ms
 from persistence.commit.faults import REPUBLISH_COMMIT, effect
 from persistence.compaction import COMPACTED_SOURCE, compaction
@@ -29,7 +30,7 @@ from persistence.growth import GROWN_UNDRAINED, METADATA_MAX_AGE_SECONDS
 from persistence.kafka import AcknowledgedProducer, BrokerError, KafkaSettings, Topics
 from persistence.names import FlowRef
 from persistence.protocol import StateStore
-from persistence.registry import preflight
+from persistence.registry import preflight, risks
 
 _LOG = logging.getLogger("headwater.republish")
 
@@ -173,8 +174,9 @@ class Republisher:
             raise UsageError(
                 f"{', '.join(both)} is read and written: messages would loop forever; write to another topic"
             )
-        if (unknown := sorted(self._accept - {*_RISKS})) and not store:  # a store has risks of its own
-            raise UsageError(f"unknown risk {', '.join(unknown)}; choose from {', '.join(_RISKS)}")
+        known = (*_RISKS, *(sorted(risks(store)) if isinstance(store, str) else ()))
+        if unknown := sorted(self._accept - {*known}):
+            raise UsageError(f"unknown risk {', '.join(unknown)}; choose from {', '.join(known)}")
         self._check_filter()
 
     def _check_filter(self) -> None:
@@ -377,6 +379,7 @@ class _Run:
                     self._worker.handle(messages)
                     active = time.monotonic()
                     most = _next_size(messages, active - began)
+                self._input.follow()
                 self._input.check_idle(began - active)
                 if self._worker.is_due(self._of._batch_size, self._of._max_wait):
                     self._commit()

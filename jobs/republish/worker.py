@@ -23,10 +23,6 @@ _MOST_DEAD: Final = 1000
 _MOST_WAITING: Final = 10_000  # outputs, apart from those of the fast path: a few records may have very many outputs
 
 
-class Refused(EnvelopeError):
-    """The filter rejected a record."""
-
-
 def now_ms() -> int:
     """Milliseconds since 1970."""
     return time.time_ns() // 1_000_000
@@ -123,9 +119,13 @@ class Worker:
                 outbox.extend(self._process(record, part))
                 part.next = offset + 1
             if outbox.added >= _MOST_WAITING:
-                effect(REPUBLISH_PRODUCE, lambda: outbox.send(self._producer))
+                self._send(outbox)
         self._counts.consumed += passed
         self._counts.produced += passed
+        self._send(outbox)
+
+    def _send(self, outbox: "_Outbox") -> None:
+        self._input.check()
         if outbox:
             effect(REPUBLISH_PRODUCE, lambda: outbox.send(self._producer))
 
@@ -184,16 +184,18 @@ class Worker:
         if self._processor.skips(record):
             self._counts.tombstones += 1
             return ()
+        judged = record.topic in self._retry.delays
         try:
             self._processor.open(record)
-            if not self._passes(record):
+            if not judged and not self._passes(record):
                 return ()
+            judged = True
             made = self._processor.transformed(record, part.hops)
         except NotOurs:
             self._counts.copies += 1
             return ()
         except EnvelopeError as error:
-            return self._refuse(record, part, error)
+            return self._refuse(record, part, error, judged=judged)
         self._counts.produced += len(made)
         self._counts.dropped += not made
         return made
@@ -202,18 +204,28 @@ class Worker:
         """Whether the filter passes on a record.
 
         Raises:
-            Refused: It rejects the record.
+            EnvelopeError: It rejects the record.
         """
-        if self._filter is None or record.topic in self._retry.delays:
+        if self._filter is None:
             return True
         ruling = self._filter.judge(record)
         self._counts.verdicts[ruling.verdict.value] += 1
         if ruling.reason is not None:
-            raise Refused(ruling.reason, ruling.detail)
+            raise EnvelopeError(ruling.reason, ruling.detail)
         return ruling.forward
 
-    def _refuse(self, record: InputRecord, part: InputPartition, error: EnvelopeError) -> Sequence[Outgoing]:
-        """Send a record that cannot be used to the next retry topic, or set it aside for the dead-letter topic."""
+    def _refuse(
+        self, record: InputRecord, part: InputPartition, error: EnvelopeError, *, judged: bool
+    ) -> Sequence[Outgoing]:
+        """Send a record that cannot be used to the next retry topic, or set it aside for the dead-letter topic.
+
+        Args:
+            record: The record.
+            part: Its partition.
+            error: Why it cannot be used.
+            judged: The filter has passed it on. Otherwise its dead letter names the filter, which judges it when it is
+                redriven.
+        """
         kind = error.error if isinstance(error, TransformError) else ""
         attempt, now = record.attempt, now_ms()
         if kind and (topic := self._retry.next(attempt)):
@@ -233,7 +245,7 @@ class Worker:
             error.reason,
             topic_id=record.topic_id,
             lineage=_lineage(record),
-            stage=self._filter.name if self._filter and isinstance(error, Refused) else "",
+            stage="" if judged or self._filter is None else self._filter.stage_of(record),
             attempt=attempt,
             application=self._name,
             form=self._processor.form(record.topic),

@@ -141,7 +141,7 @@ class States:
                 continue
             held = self.bucket(stage, bucket, serial=self._conditional)
             check_held(stage, str(bucket), held.mark, known)
-            due = self._due(stage, bucket, until)
+            due = [(key, version) for key, version, _ in self._due(stage, bucket, until)]
             if not due and held.removed is not None and held.removed >= until:
                 return held.mark, gone
             mark, removed = max(mark_of(epoch, batch), held.mark.count), later(held.removed, until)
@@ -156,11 +156,18 @@ class States:
                 return held.mark, gone
         raise _busy(stage)
 
-    def _due(self, stage: StageRef, bucket: int, until: int) -> list[tuple[bytes, int]]:
-        """Key and version of the states that are due."""
+    def due(self, stage: StageRef, bucket: int, until: int, after: int | None) -> Iterator[bytes]:
+        """The keys of the states of this bucket that are due after a time and at or before another.
+
+        It reads the keys of the whole bucket, without the states.
+        """
+        return (key for key, _, due in self._due(stage, bucket, until) if after is None or due > after)
+
+    def _due(self, stage: StageRef, bucket: int, until: int) -> Iterator[tuple[bytes, int, int]]:
+        """Key, version and due time of the states that are due."""
         statement = self._client.live(stage).statements.dues(stage, bucket)
         pages = self._client.pages(stage, statement, lambda row: len(row[0] or b""), serial=self._conditional)
-        return [(key, version) for page in pages for key, version, due in page if due is not None and due <= until]
+        return (row for page in pages for row in page if row[2] is not None and row[2] <= until)
 
     def _drop(
         self,

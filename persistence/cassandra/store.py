@@ -115,6 +115,11 @@ class CassandraStore:
         marks = {str(bucket): mark for bucket, (mark, _) in zip(buckets, found, strict=True)}
         return Removed(sum(gone for _, gone in found), marks)
 
+    def due(self, stage: StageRef, until: int, *, after: int | None = None) -> Iterator[bytes]:
+        layout = self._flows.layout(stage)
+        for bucket in range(layout.buckets if layout else 0):
+            yield from self._states.due(stage, bucket, until, after)
+
     def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
         layout = self._flows.layout(stage)
         buckets = range(layout.buckets if layout else 0)

@@ -72,6 +72,11 @@ def removal_of(stage: str) -> str:
     return f"remove:{stage}"
 
 
+def close_of(stage: str) -> str:
+    """The point at which states of windows that have closed are published."""
+    return f"close:{stage}"
+
+
 _POINTS = {
     EPOCH: "a run's epoch is acquired or installed",
     FENCE: "one bucket of a store is closed to older epochs, within epoch",
@@ -81,10 +86,11 @@ _POINTS = {
     CommitStep.PUBLISH: CommitStep.PUBLISH.text,
     DEAD_LETTER: "dead letters of a flow are produced and acknowledged, within publish",
     LEDGER: "dead letters without a hole, added partitions, or the ends of a batch of a flow with tables, are noted in the "
-    "manifests, before anything is persisted",
+    "manifests, before anything is persisted; or how far closed windows are published",
     CommitStep.PERSIST.of("STAGE"): CommitStep.PERSIST.text,
     write_of("STAGE"): "a part of a stage's states is written by one transaction or script, within persist",
     CommitStep.MANIFEST.of("STORE"): CommitStep.MANIFEST.text,
+    close_of("STAGE"): "states of a stage's closed windows are produced and acknowledged, after the manifests",
     removal_of("STAGE"): "states of a stage that are due are removed, after the manifests",
     CommitStep.RETURN: CommitStep.RETURN.text,
     CommitStep.OFFSETS: CommitStep.OFFSETS.text,

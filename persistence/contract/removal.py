@@ -1,4 +1,4 @@
-"""Contract 28 to 31: states leave a store by their due time, and none returns."""
+"""Contract 28 to 32: states leave a store by their due time, and none returns; those that are due are found."""
 
 import pytest
 
@@ -146,3 +146,44 @@ class RemovalContract(Contract):
         with pytest.raises(StoreWentBack):
             store.remove(stage, 9, epoch=epoch, batch=1, known=ahead)
         assert store.load(stage, [b"a"]).keys() == {b"a"}
+
+    def test_states_that_are_due_between_two_times_are_found_and_stay(
+        self, store: StateStore, other: StateStore, stage: StageRef, epoch: int
+    ) -> None:  # 32
+        times = {b"": 5, b"a": 6, b"b": 7, b"c": None, b"old": -5, b"same": 6, b"late": 2**37}
+        store.save(stage, _due(times), epoch=epoch, batch=1)
+        assert sorted(other.due(stage, 6)) == [b"", b"a", b"old", b"same"]
+        assert sorted(other.due(stage, 7, after=5)) == [b"a", b"b", b"same"]
+        assert sorted(other.due(stage, 2**37, after=-5)) == [b"", b"a", b"b", b"late", b"same"]
+        for until, after in ((-6, None), (6, 6), (5, 7), (2**37 - 1, 7)):
+            assert list(other.due(stage, until, after=after)) == []
+        assert store.load(stage, list(times)).keys() == times.keys()
+
+    def test_a_state_is_found_by_the_latest_time_that_its_writes_named(
+        self, store: StateStore, stage: StageRef, epoch: int
+    ) -> None:  # 28, 32
+        store.save(stage, _due({b"a": 5, b"b": 9, b"c": None}), epoch=epoch, batch=1)
+        second = [Write(b"a", 1, b"2", 8), Write(b"b", 1, b"2", 9), Write(b"c", 1, b"2", 4)]
+        store.save(stage, second, epoch=epoch, batch=2)
+        assert list(store.due(stage, 7)) == [b"c"]
+        assert sorted(store.due(stage, 9, after=4)) == [b"a", b"b"]
+
+    def test_of_many_states_each_is_found_once(self, store: StateStore, stage: StageRef, epoch: int) -> None:  # 32
+        limit = store.capabilities.max_key_bytes
+        long = [_LONG, _LONG + b"2", _LONG + b"3"] if limit is None or limit > 700 else []
+        keys = sorted([b"%05d" % i for i in range(_MANY)] + long)
+        store.save(stage, [Write(key, 0, b"{}", 3 * (i // 2_500)) for i, key in enumerate(keys)], epoch=epoch, batch=1)
+        assert sorted(store.due(stage, 9)) == keys
+        assert sorted(store.due(stage, 9, after=0)) == keys[2_500:]
+        store.remove(stage, 0, epoch=epoch, batch=1)
+        assert sorted(store.due(stage, 9)) == keys[2_500:]
+
+    def test_of_other_stages_generations_and_flows_nothing_is_found(
+        self, store: StateStore, flow: FlowRef, epoch: int
+    ) -> None:  # 15, 32
+        assert list(store.due(flow.stage("a"), 9)) == []
+        store.save(flow.stage("a"), _due({b"k": 5}), epoch=epoch, batch=1)
+        rebuilt, unknown = FlowRef(flow.flow, 2), FlowRef(f"{flow.flow}-2")
+        store.install_epoch(rebuilt, epoch)
+        for stage in (flow.stage("b"), flow.stage("a.b"), rebuilt.stage("a"), unknown.stage("a")):
+            assert list(store.due(stage, 9)) == []

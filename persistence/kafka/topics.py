@@ -1,7 +1,7 @@
 """Facts about topics and consumer groups, and operations to create, change and delete them."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -144,14 +144,17 @@ class Topics:
         wanted = list(dict.fromkeys(names))
         if not wanted:
             return {}
-        return self._twice(lambda patience: self._describe(wanted, patience))
+        return self._twice(lambda patience: self.ask(wanted, patience)())
 
-    def _describe(self, names: list[str], patience: float) -> dict[str, TopicFacts]:
-        facts = {}
-        for name, future in self._admin.describe_topics(TopicCollection(names)).items():
-            topic = self._result(future, f"topic {name}", patience)
-            facts[name] = TopicFacts(name, str(topic.topic_id).rstrip("=").translate(_URL_SAFE), len(topic.partitions))
-        return facts
+    def ask(self, names: Collection[str], patience: float | None = None) -> Callable[[], dict[str, TopicFacts]]:
+        """Send the request of `describe`; the function that is returned waits for the answer, and raises its errors."""
+        futures = self._admin.describe_topics(TopicCollection(list(names)))
+
+        def facts(name: str) -> TopicFacts:
+            topic = self._result(futures[name], f"topic {name}", patience)
+            return TopicFacts(name, str(topic.topic_id).rstrip("=").translate(_URL_SAFE), len(topic.partitions))
+
+        return lambda: {name: facts(name) for name in names}
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Return the topics that do not exist, in the given order.
@@ -216,10 +219,10 @@ class Topics:
 
         Args:
             name: The topic.
-            time_ms: Time in milliseconds since 1970.
+            time_ms: Time in milliseconds since 1970; earlier ones count as 1970, because no record has one.
         """
         parts = [TopicPartition(name, part) for part in range(self.partitions([name])[name])]
-        found = self._until(lambda: self._list_offsets(parts, OffsetSpec.for_timestamp(time_ms)))
+        found = self._until(lambda: self._list_offsets(parts, OffsetSpec.for_timestamp(max(time_ms, 0))))
         return {part.partition: offset for part, offset in found.items()}
 
     def ends(self, names: Iterable[str]) -> dict[TopicPartition, int]:

@@ -6,6 +6,7 @@ state, which finds the other one when the time changes.
 
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
+from itertools import islice
 from struct import Struct
 from typing import Final
 
@@ -53,7 +54,7 @@ def remove_due(transaction: Transaction, prefix: bytes, until: int, most: int) -
     Returns:
         The number of removed states; below `most` if no further one is due.
     """
-    gone = list(_due_entries(transaction, prefix, _TIME.pack(until + _ZERO), most))
+    gone = list(islice(_due_entries(transaction, prefix, _flagged(prefix, _BY_TIME), until), most))
     for entry, place in gone:
         transaction.delete(place)
         transaction.delete(_flagged(place, _BY_STATE))
@@ -61,14 +62,35 @@ def remove_due(transaction: Transaction, prefix: bytes, until: int, most: int) -
     return len(gone)
 
 
-def _due_entries(transaction: Transaction, prefix: bytes, last: bytes, most: int) -> Iterator[tuple[bytes, bytes]]:
-    """The entries by time of the states that are due, and their places."""
+def due_page(
+    transaction: Transaction, prefix: bytes, after: int | bytes | None, until: int, most: int
+) -> list[tuple[bytes, bytes]]:
+    """The entries of some states that are due, the earliest first, and the places of these states.
+
+    Args:
+        transaction: A transaction.
+        prefix: Number of the stage.
+        after: The time, in seconds since 1970, or the entry, after which they come; None for the first ones.
+        until: The time at or before which they are due.
+        most: Maximum number of states.
+    """
     begin = _flagged(prefix, _BY_TIME)
+    if isinstance(after, int):
+        begin += _TIME.pack(after + 1 + _ZERO)
+    elif after is not None:
+        begin = after
+    found = _due_entries(transaction, prefix, begin, until)
+    return list(islice((one for one in found if one[0] != after), most))
+
+
+def _due_entries(transaction: Transaction, prefix: bytes, begin: bytes, until: int) -> Iterator[tuple[bytes, bytes]]:
+    """The entries by time of the states that are due, from `begin`, and their places."""
+    last = _TIME.pack(until + _ZERO)
     cursor = transaction.cursor()
     if not cursor.set_range(begin):
         return
-    for number, (entry, place) in enumerate(cursor):
-        if number == most or not entry.startswith(begin) or entry[_HEAD : _HEAD + _TIME.size] > last:
+    for entry, place in cursor:
+        if not entry.startswith(_flagged(prefix, _BY_TIME)) or entry[_HEAD : _HEAD + _TIME.size] > last:
             return
         yield entry, place
 

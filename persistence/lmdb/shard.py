@@ -11,7 +11,7 @@ import msgspec
 from persistence.cas import check_epoch, check_manifest, check_not_removed, later, resolve
 from persistence.commit.faults import effect, write_of
 from persistence.errors import Fenced
-from persistence.lmdb.dues import remove_due, set_dues
+from persistence.lmdb.dues import due_page, remove_due, set_dues
 from persistence.lmdb.environment import Transaction, shared
 from persistence.lmdb.layout import (
     HEAD,
@@ -161,6 +161,13 @@ class Shard:
             if gone < _REMOVED:
                 return mark, states
 
+    def due(self, stage: StageRef, until: int, after: int | None) -> Iterator[bytes]:
+        """The keys of the states that are due after a time and at or before another."""
+        last: int | bytes | None = after
+        while page := self._due_page(stage, last, until):
+            last = page[-1][0]
+            yield from (key for _, key in page)
+
     def mark(self, stage: StageRef) -> Bucket:
         """Its mark of a stage."""
 
@@ -198,6 +205,17 @@ class Shard:
     def close(self) -> None:
         """Close the environment, unless another handle uses it."""
         self._environment.release(self)
+
+    def _due_page(self, stage: StageRef, last: int | bytes | None, until: int) -> list[tuple[bytes, bytes]]:
+        """Entries of states that are due after `last`, a time or an entry, and the keys of these states."""
+
+        def read(transaction: Transaction) -> list[tuple[bytes, bytes]]:
+            if (entry := _stage(transaction, stage)) is None:
+                return []
+            found = due_page(transaction, entry.prefix, last, until, _PAGE)
+            return [(one, read_state(stage, at, transaction.get(at, b""))[0]) for one, at in found]
+
+        return self._environment.read(self, stage, read, [])
 
     def _page(self, stage: StageRef, last: bytes, begin: bytes) -> _Page:
         """The states after the place `last`, or from about `begin`, and the last place; None after the last page."""

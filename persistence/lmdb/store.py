@@ -110,6 +110,10 @@ class LmdbStore:
         found = [one.remove(stage, until, epoch=epoch, known=known) for one in self._shards]
         return Removed(sum(gone for _, gone in found), {str(number): mark for number, (mark, _) in enumerate(found)})
 
+    def due(self, stage: StageRef, until: int, *, after: int | None = None) -> Iterator[bytes]:
+        for one in self._shards:
+            yield from one.due(stage, until, after)
+
     def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
         return {str(number): one.mark(stage) for number, one in enumerate(self._shards)}
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any, NoReturn
+from typing import Any
 
 from persistence.cas import check_distinct, check_is_epoch, manifest_behind, unknown_epoch
 from persistence.commit.faults import FENCE, write_of
@@ -15,12 +15,12 @@ from persistence.marks import (
     Bucket,
     Mark,
     Marks,
-    behind,
     bucket_of_parts,
     encode_downstream,
     note_mark,
 )
 from persistence.protocol import Capabilities, FlowRef, Removed, StageRef, Stored, Write
+from persistence.redis.answers import check_bucket, lost, other_buckets, refused, refused_epoch, stored
 from persistence.redis.calls import Caller, chunks, command_call, script_call
 from persistence.redis.layout import RedisLayout, by_bucket
 from persistence.redis.nodes import connect
@@ -115,7 +115,7 @@ class RedisStore:
                 if content is None:
                     incomplete.add(bucket)
                 else:
-                    states[key] = _stored(stage, key, content)
+                    states[key] = stored(stage, key, content)
 
         calls = []
         fields = f"mark:{stage.stage}", f"save:{stage.stage}"
@@ -179,8 +179,8 @@ class RedisStore:
                 # The last script of a bucket returns its newest mark, unless the bucket went back between two scripts.
                 note_mark(stage, marks, str(bucket), Mark.parse(answer.decode()))
             else:
-                _check_bucket(stage, bucket, answer, known)
-                changed.update(_refused(stage, part, answer, epoch))
+                check_bucket(stage, bucket, answer, known)
+                changed.update(refused(stage, part, answer, epoch))
         if changed:
             raise Conflict(tuple(write.key for write in writes if write.key in changed), stage)
         return marks
@@ -199,15 +199,26 @@ class RedisStore:
             answers = self._caller.run(calls, stage, writes=True, point=write_of(stage.stage))
             full = []
             for bucket, answer in zip(left, answers, strict=True):
-                _check_bucket(stage, bucket, answer, known)
+                check_bucket(stage, bucket, answer, known)
                 if answer[0] != b"REMOVED":
-                    _refused(stage, (), answer, epoch)
+                    refused(stage, (), answer, epoch)
                 note_mark(stage, marks, str(bucket), Mark.parse(answer[1].decode()))
                 states += answer[2]
                 if answer[2] == _KEYS:
                     full.append(bucket)
             left = full
         return Removed(states, marks)
+
+    def due(self, stage: StageRef, until: int, *, after: int | None = None) -> Iterator[bytes]:
+        for bucket in range(self._bucket_count(stage.flow_ref) or 0):
+            name = self._layout.dues(stage, bucket)
+            counts = [
+                command_call(name, "ZCOUNT", name, "-inf", "-inf" if after is None else after),
+                command_call(name, "ZCOUNT", name, "-inf", until),
+            ]
+            first, end = self._caller.run(counts, stage)
+            for start in range(first, end, _KEYS):  # by rank, which the server finds without a search
+                yield from self._command(stage, name, ("ZRANGE", name, start, min(start + _KEYS, end) - 1))
 
     def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
         buckets = range(self._bucket_count(stage.flow_ref) or 0)
@@ -240,7 +251,7 @@ class RedisStore:
             raise manifest_behind(flow, after, (int(rest[0]), int(rest[1])))
         if kind == b"DAMAGED":
             raise Corrupt("the manifest's head cannot be read", ref=flow)
-        _refused_epoch(flow, kind, manifest.epoch, int(rest[0]))
+        refused_epoch(flow, kind, manifest.epoch, int(rest[0]))
 
     def scan(
         self, stage: StageRef, *, bucket: str | None = None, begin: bytes = b"", end: bytes | None = None
@@ -273,7 +284,7 @@ class RedisStore:
             for key, content in zip(pairs[::2], pairs[1::2], strict=True):
                 if key not in seen:
                     seen.add(key)
-                    yield key, _stored(stage, key, content)
+                    yield key, stored(stage, key, content)
             if cursor == b"0":
                 break
 
@@ -284,7 +295,7 @@ class RedisStore:
         answers = self._caller.run([script_call(COUNTS, both) for both in names], stage)
         for bucket, (expected, found) in zip(which, answers, strict=True):
             if expected != found:
-                raise _lost(stage, bucket, expected, found)
+                raise lost(stage, bucket, expected, found)
 
     def _refuse_unsafe(self) -> None:
         """Refuse servers that may lose states, unless the URL accepts the risk. Every run begins with this check."""
@@ -295,12 +306,12 @@ class RedisStore:
     def _install(self, flow: FlowRef, epoch: int, buckets: int) -> int:
         """Install an epoch in every bucket; return the highest installed epoch."""
         if self._settings.buckets not in (None, buckets):
-            raise _other_buckets(flow, buckets)
+            raise other_buckets(flow, buckets)
         calls = [script_call(INSTALL, [self._layout.bucket(flow, b)], [epoch, buckets]) for b in range(buckets)]
         highest = epoch
         for installed, count in self._caller.run(calls, flow, writes=True, point=FENCE):
             if int(count) != buckets:
-                raise _other_buckets(flow, int(count))
+                raise other_buckets(flow, int(count))
             highest = max(highest, int(installed))
         self._buckets[flow] = buckets
         return highest
@@ -352,55 +363,3 @@ def open_store(url: str) -> RedisStore:
         Terminal: The URL is invalid.
     """
     return RedisStore(url)
-
-
-def _check_bucket(stage: StageRef, bucket: int, answer: Sequence[Any], known: Marks) -> None:
-    """Raise if a script found that a bucket lost something."""
-    if answer[0] == b"LOST":
-        raise _lost(stage, bucket, *answer[1:])
-    if answer[0] == b"BEHIND":
-        raise behind(stage, str(bucket), known[str(bucket)].short, Mark.parse(answer[1].decode()).short)
-
-
-def _refused(stage: StageRef, writes: Sequence[Write], answer: Sequence[Any], epoch: int) -> list[bytes]:
-    """The changed keys of a script that wrote nothing; raise if it returned an error."""
-    kind, *rest = answer
-    if kind == b"CONFLICT":
-        return [writes[i].key for i in rest]
-    if kind == b"NEWER":
-        raise Fenced(
-            f"the state was written by epoch {int(rest[1])}; this run has epoch {epoch}",
-            ref=stage,
-            key=writes[rest[0]].key,
-        )
-    if kind == b"DAMAGED":
-        raise (
-            Corrupt("the state's head is missing or cannot be read", ref=stage, key=writes[rest[0]].key)
-            if rest
-            else Corrupt("the mark of a bucket cannot be read", ref=stage)
-        )
-    return _refused_epoch(stage, kind, epoch, int(rest[0]))
-
-
-def _refused_epoch(ref: FlowRef | StageRef, kind: bytes, epoch: int, installed: int) -> NoReturn:
-    raise Fenced.by(ref, epoch, installed) if kind == b"FENCED" else unknown_epoch(ref, epoch, installed)
-
-
-def _stored(stage: StageRef, key: bytes, content: bytes) -> Stored:
-    try:
-        version, epoch, batch, value = content.split(b" ", 3)
-        return Stored(int(version), int(epoch), int(batch), value)
-    except ValueError:
-        raise Corrupt("the state's head is missing or cannot be read", ref=stage, key=key) from None
-
-
-def _lost(stage: StageRef, bucket: int, expected: int, found: int) -> Corrupt:
-    return Corrupt(
-        f"bucket {bucket} has {found} states; the last save left {expected}: states were evicted, expired or deleted, "
-        "or another program has written some",
-        ref=stage,
-    )
-
-
-def _other_buckets(flow: FlowRef, buckets: int) -> Terminal:
-    return Terminal(f"the flow has {buckets} buckets in this store", "Remove the option buckets", ref=flow)

@@ -43,6 +43,9 @@ _SET_DUE = "UPDATE state SET due = ?1 WHERE stage = ?2 AND key = ?3 AND (due IS 
 _REMOVE = """
 DELETE FROM state WHERE rowid IN (SELECT rowid FROM state WHERE stage = ? AND due <= ? ORDER BY due LIMIT ?)
 """
+_NEXT_DUE = "SELECT min(due) FROM state WHERE stage = ? AND due > ? AND due <= ?"
+_EARLIEST = -(1 << 63)
+_DUE_PAGE = "SELECT rowid, key FROM state WHERE stage = ? AND due = ? AND rowid > ? ORDER BY rowid LIMIT ?"
 _REMOVED = 20_000
 """States that one transaction removes: other writers wait for it."""
 _FIRST_PAGE = """
@@ -180,6 +183,16 @@ class SqliteStore:
             )
             return mark, gone
 
+    def due(self, stage: StageRef, until: int, *, after: int | None = None) -> Iterator[bytes]:
+        # One time after the other, and by pages (see `scan`): with the time, the index gives the states by their row.
+        due = self._next_due(stage, _EARLIEST if after is None else after, until)
+        while due is not None:
+            page = self._due_page(stage, due, 0)
+            while page:
+                yield from (key for _, key in page)
+                page = self._due_page(stage, due, page[-1][0])
+            due = self._next_due(stage, due, until)
+
     def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
         with self._database.reading(stage) as connection:
             return {_BUCKET: _bucket(connection, stage)}
@@ -213,6 +226,16 @@ class SqliteStore:
 
     def close(self) -> None:
         self._database.close()
+
+    def _next_due(self, stage: StageRef, after: int, until: int) -> int | None:
+        """The earliest time after `after`, and at or before `until`, at which a state is due."""
+        with self._database.reading(stage) as connection:
+            (found,) = connection.execute(_NEXT_DUE, (_find_stage(connection, stage), after, until)).fetchone()
+        return None if found is None else int(found)
+
+    def _due_page(self, stage: StageRef, due: int, last: int) -> list[tuple[int, bytes]]:
+        with self._database.reading(stage) as connection:
+            return connection.execute(_DUE_PAGE, (_find_stage(connection, stage), due, last, _PAGE)).fetchall()
 
     def _page(self, query: str, stage: StageRef, key: bytes) -> list[tuple[bytes, Stored]]:
         with self._database.reading(stage) as connection:

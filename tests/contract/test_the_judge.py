@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 import uuid
+from itertools import islice
 
 import pytest
 
@@ -232,6 +233,35 @@ class RemovesWithoutAMark(MemoryStore):
 class RemovesFromBucketsThatWentBack(MemoryStore):
     def remove(self, stage, until, **options):
         return super().remove(stage, until, **{**options, "known": NONE})
+
+
+class FindsStatesDueOneTooLate(MemoryStore):
+    def due(self, stage, until, **options):
+        return super().due(stage, until + 1, **options)
+
+
+class FindsStatesAgainThatWereDue(MemoryStore):
+    def due(self, stage, until, *, after=None):
+        return super().due(stage, until, after=None if after is None else after - 1)
+
+
+class FindsTheFirstStatesThatAreDue(MemoryStore):
+    def due(self, stage, until, **options):
+        return islice(super().due(stage, until, **options), 1_000)
+
+
+class FindsStatesByTheirFirstTime(MemoryStore):
+    def save(self, stage, writes, **options):
+        first = self.__dict__.setdefault("first", {}).setdefault(stage, {})
+        for one in writes:
+            if one.due is not None:
+                first.setdefault(one.key, one.due)
+        return super().save(stage, writes, **options)
+
+    def due(self, stage, until, *, after=None):
+        held = self._stages.get(stage, {})
+        first = self.__dict__.get("first", {}).get(stage, {})
+        return (key for key, due in first.items() if key in held and due <= until and (after is None or due > after))
 
 
 class TrustsAnOlderManifest(MemoryStore):

@@ -15,13 +15,17 @@ from envelope import Histories, Node
 from jobs.backup import Restored, Snapshot
 from jobs.cli.dead_letters import show
 from jobs.cli.run import as_json, show_plan
-from jobs.comparing import Comparison
+from jobs.comparing import Comparison, Row, Seen, compare
 from jobs.copying import CopyStatistics
 from jobs.dead_letters.discard import Discarded
 from jobs.dead_letters.letters import Handled
 from jobs.explaining.blame import Passage, Resent
 from jobs.explaining.copies import Copy, Resend
 from jobs.explaining.outcome import AtStage, Explanation, Fate, InBatch, Letter, Outcome
+from jobs.refolding.audit import Audit
+from jobs.refolding.fold import Folded
+from jobs.refolding.history import History
+from jobs.refolding.rehearse import Rehearsal
 from jobs.replay import Differences, Replayed, ReplayPlan, Swapped
 from jobs.replaying.planning import RebuildRange
 from jobs.republish.counts import Statistics, TopicGrowth
@@ -86,6 +90,18 @@ def test_the_lines_of_replay() -> None:
     found = {*plan, *plan["ranges"][0], *plan["changes"][0], *differ.as_json(), *names(Pointer), *names(Rebuild)}
     found |= {*Replayed("fleet", 2, 1).as_json(), *Swapped("fleet", 2, 1, True, Report(), differ).as_json()}
     assert named("Lines of replay") == found
+
+
+def test_the_lines_of_rehearse_and_audit() -> None:
+    row = lambda key, n: Row("s", key, {key: Seen.of({"n": n})})
+    comparison = compare([row(b"a", 1), row(b"\xff", 1)], [row(b"a", 2)], stages=["s"])
+    fold = Folded(1, {}, 0, {})
+    whole = History({}, {})
+    differences = comparison.stages["s"]
+    found = {*Rehearsal("f", whole, fold, fold, comparison).as_json(), *differences.as_json(), *fold.as_json()}
+    found |= {*Audit("f", 1, 1, None, whole, {}, fold, {}, (0, 0), (), comparison).as_json()}
+    found |= {*differences.fields["n"].as_json(), *(name for one in differences.sample for name in one.as_json())}
+    assert named("Lines of rehearse and audit") == found | {"rehearse", "audit"}
 
 
 def test_the_lines_of_inspect() -> None:

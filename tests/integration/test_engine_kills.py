@@ -47,7 +47,7 @@ def world(kafka: str, topic: Callable[..., str], tmp_path: File) -> Iterator[Wor
         yield world
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ["columns", pytest.param("messages", marks=pytest.mark.kills)])
 def test_a_run_that_is_killed_at_every_write_to_its_stores_is_exact_in_the_end(
     world: World, path: Path, jvm: Jvm
 ) -> None:

@@ -205,6 +205,15 @@ def test_added_partitions_are_seen(topic: Callable[..., str], topics: Topics) ->
     assert set(topics.marks([name])) == {(name, part) for part in range(5)}
 
 
+def test_a_time_before_1970_is_the_beginning_of_the_log(kafka: str, topic: Callable[..., str], topics: Topics) -> None:
+    name = topic(1)
+    with AcknowledgedProducer(KafkaSettings(kafka)) as producer:
+        producer.send(name, b"x")
+        producer.flush()
+    # Kafka takes -1 for the end of the log, and refuses most other negative times.
+    assert [topics.offsets_at(name, time_ms) for time_ms in (0, -1, -2, -3, -62_135_596_800_000)] == [{0: 0}] * 5
+
+
 def test_group_offsets_are_set_and_read_back(topic: Callable[..., str], topics: Topics) -> None:
     name, group = topic(partitions=3), uuid.uuid4().hex
     assert topics.group_offsets(group) == {}

@@ -49,7 +49,9 @@ def check_totals(world: World, sent: list[Leg]) -> None:
     assert world.results(flow, "carrier") == totals(sent, "carrier")
 
 
-@pytest.mark.parametrize(("path", "few"), [("columns", COMPILED), ("messages", BY_MESSAGE)])
+@pytest.mark.parametrize(
+    ("path", "few"), [("columns", COMPILED), pytest.param("messages", BY_MESSAGE, marks=pytest.mark.kills)]
+)
 def test_a_run_that_is_killed_at_every_step_of_its_commits_is_exact_in_the_end(
     world_of: Callable[..., World], redis: str, path: Path, few: int, tmp_path: File
 ) -> None:
@@ -59,6 +61,7 @@ def test_a_run_that_is_killed_at_every_step_of_its_commits_is_exact_in_the_end(
     check_totals(world, sent)
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("few", [COMPILED, BY_MESSAGE], ids=["compiled", "by message"])
 def test_a_run_that_is_killed_while_items_of_a_record_are_under_several_keys_is_exact_in_the_end(
     world_of: Callable[..., World], redis: str, few: int

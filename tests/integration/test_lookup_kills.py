@@ -83,6 +83,7 @@ def check(world: World, table: str, faults: list[Fault], jvm: Jvm | None, **opti
     assert {key.decode(): one["category"] for key, one in world.results(flow, "merchant").items()} == rows
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("few", [COMPILED, BY_MESSAGE], ids=["compiled", "by message"])
 def test_records_of_a_killed_batch_keep_the_rows_that_they_found(
     world: World, topic: Callable[..., str], few: int

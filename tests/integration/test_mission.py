@@ -29,7 +29,7 @@ from persistence.kafka import AcknowledgedProducer, KafkaSettings, Message, Topi
 from tests.support import mission
 from tests.support.spark import FAST
 
-pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow, pytest.mark.kills]
 
 ROOT = Path(__file__).parents[2]
 SEED = int(os.environ.get("MISSION_SEED", "229"))

@@ -54,7 +54,7 @@ def world(kafka: str, topic: Callable[..., str], tmp_path: File) -> Iterator[Wor
         yield world
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", ["columns", pytest.param("messages", marks=pytest.mark.kills)])
 def test_a_relay_that_is_killed_at_every_step_is_exact_for_its_readers_in_the_end(
     world: World, topic: Callable[..., str], path: Path, jvm: Jvm
 ) -> None:

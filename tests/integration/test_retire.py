@@ -16,6 +16,7 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.definition.windows import hopping, tumbling
 from aggregations.local import executor, run_local
+from aggregations.run.snapshots import read_snapshot
 from envelope import Envelope, Hop, encode
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
@@ -26,7 +27,10 @@ pytestmark = [pytest.mark.integration]
 
 BEGIN_US = 1_600_000_000_000_000
 MINUTE_US = 60_000_000
-POINTS = ["persist:tails", "manifest:hours", "manifest:tails", "remove:tails", "remove:hours", "write:tails"]
+POINTS = [
+    *("persist:tails", "manifest:hours", "manifest:tails", "close:tails", "ledger"),
+    *("remove:tails", "remove:hours", "write:tails"),
+]
 
 
 class Crash(BaseException):
@@ -37,13 +41,14 @@ def crash() -> Any:
     raise Crash
 
 
-def flow(topic: str) -> Flow[Any]:
+def flow(topic: str, final: str) -> Flow[Any]:
     return (
         Flow(f"retire-{uuid.uuid4().hex[:8]}")
         .source(Topic(topic, Leg))
         .aggregate(
             "tails", "tail", Fields(legs=count(), minutes=total("minutes")), window=tumbling("5m", retention="0s")
         )
+        .publish_states(final, on="close")
         .aggregate("hours", pl.col("carrier"), Fields(legs=count()), window=hopping("1h", "30m", retention="1h"))
         .aggregate("all", pl.col("carrier"), Fields(legs=count()), history=512)
     )
@@ -72,7 +77,7 @@ def test_windows_leave_lmdb_and_redis_although_the_run_is_interrupted_at_every_s
     source = topic(partitions=2, name="legs")
     with closing(World(kafka, source, topic(name="dead"), tmp_path, urls=urls, runner=run_local)) as world:
         world.send(sent(legs(300)))
-        made = flow(source)
+        made = flow(source, final := topic(name="final"))
         died = 0
         for nth in (1, 2):
             for point in POINTS:
@@ -85,5 +90,7 @@ def test_windows_leave_lmdb_and_redis_although_the_run_is_interrupted_at_every_s
         assert died > len(POINTS)
         world.run(made, max_records=40)
         oracle = world.check(made)
+        published = {record.key: read_snapshot(record.value).state for record in world.records(final)}
+        assert published == {output.key: read_snapshot(output.value).state for output in oracle.outputs}
         assert oracle.report.removed["tails"] > 20
         assert oracle.report.removed["hours"] > 5

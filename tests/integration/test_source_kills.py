@@ -59,7 +59,7 @@ def world(kafka: str, topic: Callable[..., str], tmp_path: Path) -> Iterator[Wor
         yield world
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", [WHERE[0], *(pytest.param(one, marks=pytest.mark.kills) for one in WHERE[1:])])
 def test_a_run_of_two_topics_that_is_killed_at_every_step_is_exact_in_the_end(
     world: World, topic: Callable[..., str], where: tuple[Literal["columns", "messages", "tombstones"], int], jvm: Jvm
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_driver_that_is_killed_while_items_of_a_record_scatter_is_exact_in_the
     assert world.results(flow, "aircraft") == folded(sent, lambda leg: [leg.tail] * len(leg.carrier.split("+")))
 
 
+@pytest.mark.kills
 def test_a_driver_that_is_killed_between_the_stores_of_its_four_stages_is_exact_in_the_end(
     world_of: Callable[..., World], redis: str, cassandra_url: str, jvm: Jvm
 ) -> None:

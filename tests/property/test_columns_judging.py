@@ -58,8 +58,10 @@ BARE = [
 ENVELOPED = [
     ProducerFilter(),
     ProducerFilter(gaps=Gaps.REFUSE, limit=2, expiry=TEN),
+    ProducerFilter(expiry=2 * TEN),
     SequenceFilter(from_envelope("sequence")),
     EventIdFilter(from_envelope("event_id"), horizon=TEN),
+    deduplicate_by_key_value(from_envelope("event_id"), TEN),
 ]
 
 
@@ -104,7 +106,11 @@ def test_both_paths_judge_records_alike(rule, batches):
 
 
 STAMPS = st.tuples(
-    st.sampled_from(["", "till-1", "till-2", "till-3"]), st.integers(0, 9), st.integers(0, 2), st.booleans()
+    st.sampled_from(["", "till-1", "till-2", "till-3"]),
+    st.integers(0, 9),
+    st.one_of(st.none(), st.integers(0, 2)),
+    st.booleans(),
+    st.sampled_from([None, None, None, 0, 1, -1]),
 )
 
 
@@ -121,16 +127,17 @@ def test_both_paths_judge_envelopes_alike(rule, batches):
     for rows in batches:
         records = []
         for key, stamp, root, seconds in rows:
-            producer, sequence, epoch, contiguous = stamp or ("", None, None, False)
+            producer, sequence, epoch, contiguous, more = stamp or ("", None, None, False, None)
             chain = () if root < 5 else (Hop("raw", 0, root, via="relay", index=0, topic_id="R"),)
             message = Envelope(
                 b'{"id":1}',
                 chain=chain,
                 key=key,
-                event_id="" if root == 4 else f"e{root}",
+                event_id={3: 'e"3', 4: ""}.get(root, f"e{root}"),
                 producer=producer,
                 sequence=sequence,
                 producer_epoch=epoch,
+                last_sequence=None if more is None else sequence + more,
                 sequence_per_partition=contiguous,
             )
             offset += 1

@@ -1,37 +1,14 @@
 """What `explain` says about a record is what the flow decided about it, or that nothing shows it."""
 
-from collections.abc import Iterable
-from unittest.mock import patch
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregations.per_message.dead_letters import DeadLetterCollector
-from aggregations.per_message.stage import Decided
 from jobs.explaining.outcome import AtStage, Outcome
-from jobs.tracing import Place
-from tests.support.explained import Sum, flow, send
+from tests.support.explained import Sum, decided, flow, send
 from tests.support.topics import InMemory
 
 SENT = st.lists(st.tuples(st.integers(0, 50), st.sampled_from([0, 1, 1, 1, -1, 5000])), min_size=1, max_size=120)
 """Roots, and the value that each has whenever it is sent: the first one that is drawn for it."""
-
-
-def decided(world: InMemory, size: int) -> dict[tuple[str, Place], bool]:
-    """Run a flow, and return by stage and record whether it was folded."""
-    found: dict[tuple[str, Place], bool] = {}
-    collect = DeadLetterCollector.decided
-
-    def noted(self: DeadLetterCollector, stage: str, decisions: Iterable[Decided]) -> None:
-        for one in decisions:
-            own = one.arrival.element.own
-            if one.reason is None:
-                found[stage, Place(own.topic, own.partition, own.offset)] = one.decision.fold
-        collect(self, stage, decisions)
-
-    with patch.object(DeadLetterCollector, "decided", noted):
-        world.run(size=size)
-    return found
 
 
 @settings(max_examples=40)

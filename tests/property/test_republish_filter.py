@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from envelope import decode
+from envelope import Hop, decode
+from envelope.deadletter import DeadLetterHeaders, own_headers
 from envelope.filters import (
     Arrival,
     EventIdFilter,
@@ -24,6 +25,7 @@ from envelope.filters import (
     distinct,
     from_value,
 )
+from jobs.dead_letters.redrive import Mend, redriven
 from jobs.republish import PASS, InputRecord, InputTopics, JsonPayload, OutputRecord, Republisher, Wrapping
 from jobs.republish.filtering import RecordFilter
 from jobs.republish.worker import Worker
@@ -194,6 +196,60 @@ def test_without_an_end_every_record_is_passed_on_once() -> None:
         cluster, _ = run(rule, 1, -1, "before")
         got, _ = found(cluster)
         assert len(got) == len(set(got)), name
+
+
+def redrive(cluster: Cluster, letter: Any, mend: Mend | None = None) -> None:
+    """Send a dead letter back."""
+    facts = DeadLetterHeaders.read(letter.headers)
+    assert facts is not None
+    place = Hop("dead", letter.partition, letter.offset)
+    value = redriven(letter.key, letter.value, letter.headers, facts, place, mend)
+    headers = own_headers(letter.headers)
+    cluster.produce(facts.topic, letter.key, value, headers=headers, partition=facts.partition)
+
+
+def values(*values: bytes) -> Cluster:
+    """A broker with these values in one partition."""
+    cluster = Cluster()
+    for topic, partitions in (("in", PARTITIONS), ("out", 2), ("dead", 1)):
+        cluster.create(topic, partitions)
+    for value in values:
+        cluster.produce("in", b"a", value, partition=0)
+    return cluster
+
+
+def event(name: str, *, fails: bool = False) -> bytes:
+    return json.dumps({"id": name, "t": 1, "fails": fails}).encode()
+
+
+def passed_on(cluster: Cluster) -> list[str]:
+    """The ids of the records that reached the target."""
+    return sorted(json.loads(decode(one.value or b"").payload)["id"] for one in cluster.topics["out"].records())
+
+
+def test_a_record_that_never_reached_the_filter_is_judged_when_it_is_redriven() -> None:
+    cluster, rule, store = values(b'{"id": "a"', event("a"), event("b")), FILTERS["event id"], fresh_store()
+    with simulated_clients():
+        live(cluster, rule, store, 10)
+        [letter] = cluster.topics["dead"].records()
+        assert dict(letter.headers)["hw-dlq-stage"] == b"event-id"
+        redrive(cluster, letter, lambda key, value: event("a"))  # the filter has passed on a copy of it
+        redrive(cluster, letter, lambda key, value: event("c"))
+        live(cluster, rule, store, 10)
+    assert passed_on(cluster) == ["a", "b", "c"]
+
+
+def test_a_record_that_the_filter_passed_on_is_not_dropped_however_often_it_is_redriven() -> None:
+    cluster, rule, store = values(event("a", fails=True), event("b")), FILTERS["event id"], fresh_store()
+    mends: list[Mend | None] = [None, lambda key, value: b'{"id": "a"', lambda key, value: event("a")]
+    with simulated_clients():
+        live(cluster, rule, store, 10)
+        for mend in mends:
+            *_, letter = cluster.topics["dead"].records()
+            assert "hw-dlq-stage" not in dict(letter.headers)
+            redrive(cluster, letter, mend)
+            live(cluster, rule, store, 10)
+    assert passed_on(cluster) == ["a", "b"]
 
 
 _FINISH: Any = Worker.finish

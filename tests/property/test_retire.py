@@ -40,6 +40,20 @@ def read_in_batches(both: Both, found: list[list[Attempt]], data: st.DataObject)
         both.process(batch)
 
 
+def held_after(
+    both: Both, window: Window, found: list[list[Attempt]], data: st.DataObject
+) -> tuple[dict[bytes, set[Attempt]], int | None]:
+    """What windows hold by the rule, when the logs have been processed; and the closing watermark."""
+    for run in (both.memory.run, both.run):  # a partition that is not read yet holds all windows open
+        run.start_at("screws", TOPIC_ID, dict.fromkeys(range(len(found)), 0))
+    read_in_batches(both, found, data)
+    held: dict[bytes, set[Attempt]] = {}
+    for log in found:
+        held |= wanted(log, window)[0]
+    manifest = both.memory.run.manifest
+    return held, manifest.closing_us if manifest else None
+
+
 @settings(max_examples=60, deadline=None)
 @given(window=WINDOWS, found=logs(), data=st.data())
 def test_both_paths_remove_the_windows_that_all_partitions_have_passed(
@@ -47,13 +61,7 @@ def test_both_paths_remove_the_windows_that_all_partitions_have_passed(
 ) -> None:
     both = Both(flow_with(window))
     runner = both.memory
-    for run in (runner.run, both.run):  # a partition that is not read yet holds all windows open
-        run.start_at("screws", TOPIC_ID, dict.fromkeys(range(len(found)), 0))
-    read_in_batches(both, found, data)
-    held: dict[bytes, set[Attempt]] = {}
-    for log in found:
-        held |= wanted(log, window)[0]
-    closing_us = runner.run.manifest.closing_us if runner.run.manifest else None
+    held, closing_us = held_after(both, window, found, data)
     stays = {
         key: events
         for key, events in held.items()

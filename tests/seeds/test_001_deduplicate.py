@@ -286,6 +286,12 @@ def test_a_null_id_in_an_extractor_differs_from_an_id_of_the_wrong_type() -> Non
         assert (ruling.verdict, ruling.reason) == (Verdict.REJECTED, Reason.TRANSFORM_FAILED)
 
 
+def test_a_key_that_cannot_be_encoded_is_rejected() -> None:
+    states = FilterStates(deduplicate_by_key(TEN, key=from_value("k")))
+    assert states.judge(at(0, 0, "k", {"k": "\ud800"})).reason is Reason.TRANSFORM_FAILED
+    assert states.passes(at(1, 0, "k", {"k": "a"}))
+
+
 def test_ids_of_different_types_are_different() -> None:
     states = FilterStates(deduplicate(from_value("id"), TEN, partitions=1))
     ids = [1, "1", b"1", (1,), ("1",), (b"1", (2, "x")), b"%", b"\xff ", "%25"]

@@ -12,7 +12,7 @@ from typing import Any
 from confluent_kafka import KafkaError
 
 from envelope.headers import Headers
-from jobs.republish import absence, growth_watch, offsets, place, service, worker
+from jobs.republish import absence, growth_watch, offsets, place, service, topic_check, worker
 from jobs.republish import input as reading
 from jobs.republish.place import SESSION_MS
 from persistence.commit.faults import effect
@@ -55,6 +55,10 @@ class SimulatedTopics:
     def describe(self, names: Iterable[str]) -> dict[str, TopicFacts]:
         logs = [self._cluster.topics[name] for name in names]
         return {log.topic: TopicFacts(log.topic, log.topic_id, len(log.partitions)) for log in logs}
+
+    def ask(self, names: Iterable[str]) -> Callable[[], dict[str, TopicFacts]]:
+        found = self.describe(names)
+        return lambda: found
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, str]:
         return {name: self._cluster.topics[name].topic_id for name in names}
@@ -122,7 +126,7 @@ class SimulatedProducer:
         self._queue.clear()
 
 
-TIMED = (absence, growth_watch, reading, offsets, place, service, worker, producing)
+TIMED = (absence, growth_watch, topic_check, offsets, place, service, worker, producing)
 """Modules that read the clock."""
 _PATCHES: Sequence[Patch] = (
     (reading, "Consumer", SimulatedConsumer),

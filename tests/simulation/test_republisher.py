@@ -11,8 +11,9 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from jobs import republish
 from jobs.republish import counts, processor, roots
 from jobs.republish import input as reading
-from jobs.republish.input import Input, TopicReplaced
+from jobs.republish.input import Input
 from jobs.republish.offsets import MemberFenced
+from jobs.republish.topic_check import TopicCheck, TopicReplaced
 from jobs.republish.worker import Worker
 from persistence.kafka import AcknowledgedProducer
 from tests.simulation import service as service_module
@@ -35,7 +36,7 @@ WAYS = (
     (Input, "_on_lost"),
     (Input, "_on_revoke"),
     (Input, "_join_again"),
-    (Input, "_check_topics"),
+    (TopicCheck, "finish"),
     (roots.RootEnds, "is_beyond"),
     (AcknowledgedProducer, "_fail"),
 )

@@ -1,8 +1,10 @@
-"""Windows that close and leave, in simulated worlds; and bugs planted in their removal, which the worlds find."""
+"""Windows that close, are published and leave, in simulated worlds; and planted bugs, which the worlds find."""
 
 import pytest
 
 from persistence.errors import StoreError
+from tests.simulation.final import BUGS as FINAL_BUGS
+from tests.simulation.final import FinalWorld
 from tests.simulation.oracle import Violation
 from tests.simulation.patch import patched
 from tests.simulation.windows import BUGS, EXPIRY_BUGS, ExpiryWorld, WindowWorld
@@ -22,9 +24,26 @@ def test_states_leave_exactly_when_they_are_due_whatever_crashes_and_goes_back(k
     assert removed > WORLDS // 5
 
 
-@pytest.mark.parametrize("bug", [*BUGS, *EXPIRY_BUGS])
-def test_a_bug_that_is_planted_in_the_removal_is_found(bug: str) -> None:
-    kind, patches = (WindowWorld, BUGS[bug]) if bug in BUGS else (ExpiryWorld, EXPIRY_BUGS[bug])
+def test_windows_that_close_are_published_once_and_never_change_whatever_crashes_and_goes_back() -> None:
+    published = late = 0
+    for seed in range(WORLDS):
+        world = FinalWorld(seed)
+        world.run()
+        published, late = published + world.published, late + world.late
+    assert published > WORLDS
+    assert late > WORLDS // 5, "partitions that were silent came back too late"
+
+
+PLANTED = {
+    **{bug: (WindowWorld, patches) for bug, patches in BUGS.items()},
+    **{bug: (ExpiryWorld, patches) for bug, patches in EXPIRY_BUGS.items()},
+    **{bug: (FinalWorld, patches) for bug, patches in FINAL_BUGS.items()},
+}
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    kind, patches = PLANTED[bug]
     with patched(patches):
         for seed in range(ENOUGH):
             try:

@@ -11,6 +11,7 @@ from typing import Any
 from aggregations.definition.aggregates import count, total
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
+from aggregations.definition.source import Topic
 from aggregations.definition.windows import Window, hopping, tumbling
 from aggregations.per_message import arrivals, stage
 from aggregations.run import memory, states
@@ -35,7 +36,7 @@ _WINDOWS = (
     hopping("10m", "5m", retention="0s"),
 )
 _POINTS = ("load", "publish", "persist:all", "persist:attempts", "persist:seen", "manifest", "remove", "write")
-_ACCEPT = ("store-empty", "store-went-back")
+ACCEPT = ("store-empty", "store-went-back")
 _STEPS = 14
 
 
@@ -48,26 +49,38 @@ def _crash() -> Any:
 
 
 class WindowWorld:
-    """One world, drawn from a seed."""
+    """One world, drawn from a seed.
+
+    Attributes:
+        windows: Windows that its stage may have.
+        points: Fault points at which it crashes.
+        calm: Steps without a fault for every four with one.
+    """
+
+    windows: Sequence[Window] = _WINDOWS
+    points: Sequence[str] = _POINTS
+    calm: int = 2
 
     def __init__(self, seed: int) -> None:
         self._random = random = Random(seed)
-        self._window: Window = random.choice(_WINDOWS)
+        self._window: Window = random.choice(self.windows)
         self._log = [_log(random, partition) for partition in range(random.randint(1, 3))]
         fields = Fields(n=count(), torque=total("torque"))
-        self._flow = (
-            Flow("fastening")
-            .source(SCREWS)
-            .aggregate("seen", "part", fields, history=512)
-            .aggregate("attempts", "part", fields, history=512, **self._stage())
-            .aggregate("all", "part", fields, history=512)
-        )
+        source = Flow("fastening").source(self._source()).aggregate("seen", "part", fields, history=512)
+        attempts = source.aggregate("attempts", "part", fields, history=512, **self._stage())
+        self._flow = self._published(attempts).aggregate("all", "part", fields, history=512)
         up, down = f"simulated://windows-up-{seed}", f"simulated://windows-down-{seed}"
         self._stores = {"seen": up, "attempts": down, "all": down}
         self._gone: set[bytes] = set()
 
+    def _source(self) -> Topic:
+        return SCREWS
+
     def _stage(self) -> dict[str, Any]:
         return {"window": self._window}
+
+    def _published(self, attempts: Flow[Any]) -> Flow[Any]:
+        return attempts
 
     @property
     def removed(self) -> int:
@@ -95,8 +108,8 @@ class WindowWorld:
                 runner = self._start()
             elif random.random() < 0.2:
                 copy = self._upstream.copy()
-            outcome = random.choice([None, None, *FaultOutcome])
-            fault = [] if outcome is None else [Fault(random.choice(_POINTS), outcome, random.randint(1, 4))]
+            outcome = random.choice([*[None] * self.calm, *FaultOutcome])
+            fault = [] if outcome is None else [Fault(random.choice(self.points), outcome, random.randint(1, 4))]
             try:
                 with faults.use(Injector(fault, _crash)):
                     runner.process(self._batch(runner, whole=False))
@@ -112,7 +125,7 @@ class WindowWorld:
         return open_store(self._stores["seen"])
 
     def _start(self) -> MemoryRunner:
-        runner = MemoryRunner(self._flow, self._stores, accept=_ACCEPT)
+        runner = MemoryRunner(self._flow, self._stores, accept=ACCEPT)
         starts = dict.fromkeys(range(len(self._log)), 0) | runner.run.positions("screws")
         runner.run.start_at("screws", TOPIC_ID, starts)
         return runner

@@ -13,6 +13,7 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.sessions import SessionWindow, session
 from aggregations.definition.source import Topic
 from aggregations.definition.windows import Window, hopping, tumbling
+from aggregations.run.snapshots import read_snapshot
 from envelope import Envelope, Hop, Verdict, encode
 from tests.messages import Leg
 from tests.support.world import Sent, World, legs, verdicts
@@ -96,3 +97,31 @@ def test_states_expire_on_spark_as_in_the_oracle_in_any_batches(world: World) ->
     assert verdicts(report)["tails"][Verdict.BELOW_FLOOR] > 5
     for stage in ("tails", "carriers"):
         assert world.results(flow, stage) == oracle.results(stage)
+
+
+@pytest.mark.parametrize(
+    "window",
+    [tumbling("5m", lateness="2m", late="dead_letter"), hopping("20m", "10m", retention="0s")],
+    ids=["tumbling", "hopping"],
+)
+def test_windows_that_close_are_published_once_on_spark_as_by_the_oracle(
+    world: World, topic: Callable[..., str], window: Window
+) -> None:
+    world.send(timed(legs(200)))
+    final = topic(name="final")
+    flow = (
+        Flow("closing")
+        .source(Topic(world.topic, Leg))
+        .aggregate("tails", "tail", Fields(legs=count(), minutes=total("minutes")), window=window)
+        .publish_states(final, on="close")
+        .aggregate("carriers", pl.col("carrier"), Fields(legs=count()))
+    )
+    report = world.run(flow, max_records=70)
+    assert report.batches > 2
+    wanted = {output.key: read_snapshot(output.value).state for output in world.oracle(flow).outputs}
+    found = [(record.key, read_snapshot(record.value).state) for record in world.records(final)]
+    assert len(found) == len(wanted) == report.outputs
+    assert len(found) > 50
+    assert dict(found) == wanted
+    world.run(flow)
+    assert len(world.records(final)) == len(found)

@@ -13,11 +13,13 @@ from aggregations.engine.columnar import ColumnarPath
 from aggregations.engine.job import Job
 from aggregations.engine.messages import MessagePath
 from aggregations.engine.path import Path, Work
+from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.times import times_in
 from aggregations.report import DeadLetter, Report
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.run.closing import with_closing
+from aggregations.run.final import FinalSnapshots
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.retire import Retirement, with_dues
 from aggregations.run.states import load_states
@@ -59,6 +61,10 @@ class Both:
         self._routes = 1 if flow.scatters else ROUTES
         self.run = begin(flow, theirs, accept=accept)
         self._retirement = Retirement(self.run)
+        self._closed: list[OutputMessage] = []
+        self._final = FinalSnapshots(self.run, lambda _stage, outputs: self._closed.extend(outputs))
+        self._final.publish()
+        assert self._taken() == sorted(map(repr, self.memory.outputs))
 
     def process(self, records: Sequence[Record]) -> None:
         """Fold one batch on both paths and compare verdicts, dead letters, states and histories."""
@@ -77,8 +83,8 @@ class Both:
             for work in works
             for at, dead in work.collector.dead.items()
         }
-        outputs = [output for work in works for output in work.outputs]
-        assert sorted(map(repr, outputs)) == sorted(map(repr, self.memory.outputs[sent:]))
+        outputs = [repr(output) for work in works for output in work.outputs]
+        assert sorted([*outputs, *self._taken()]) == sorted(map(repr, self.memory.outputs[sent:]))
         counts = Report()
         for work in works:
             counts.add(work.report.counts)
@@ -101,6 +107,11 @@ class Both:
             assert {key: json.dumps(one.fold) for key, one in found.items()} == {
                 key: json.dumps(one.fold) for key, one in wanted.items()
             }
+
+    def _taken(self) -> list[str]:
+        """What was published of closed windows since the last call."""
+        found, self._closed[:] = sorted(map(repr, self._closed)), []
+        return found
 
     def results(self, stage: str) -> dict[bytes, Any]:
         """The results of a stage by key."""
@@ -151,6 +162,7 @@ class Both:
         for name, _ in run.distinct_stores():
             run.save_manifest(name, manifest)
         run.advanced(manifest)
+        self._final.publish()
         work.report.counts.removed = self._retirement.remove()
         return work
 
@@ -182,7 +194,7 @@ class Both:
             ledger=run.ledger,
             asked=("raw", *self.topic_ids),
             times=times_in(run.manifest, self.topic_ids),
-            removed=self._retirement.removed,
+            removed=self._final.closed(self._retirement.removed),
         )
         work = Work(job)
         tasks: list[Any] = [path.read(work, self._chunks(records))]

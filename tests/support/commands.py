@@ -18,11 +18,12 @@ from tests.support.command_table import COMMANDS as OTHERS
 from tests.support.command_table import ELSEWHERE as OTHERS_ELSEWHERE
 from tests.support.command_table import NOW, STACK_KAFKA, Command, Option
 from tests.support.command_table_backup import BACKUP
+from tests.support.command_table_refolding import REFOLDING
 from tests.support.command_table_replay import REPLAY, REPLAY_ELSEWHERE
 
 __all__ = ["COMMANDS", "ELSEWHERE", "IGNORED", "Calls", "Command", "Exact", "Option", "plant", "recorded_in"]
 
-COMMANDS = OTHERS | BACKUP | REPLAY
+COMMANDS = OTHERS | BACKUP | REFOLDING | REPLAY
 ELSEWHERE = OTHERS_ELSEWHERE | REPLAY_ELSEWHERE
 
 

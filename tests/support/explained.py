@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable
 from typing import Any
+from unittest.mock import patch
 
 import polars as pl
 
@@ -11,6 +12,8 @@ from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.per_message.dead_letters import DeadLetterCollector
+from aggregations.per_message.stage import Decided
 from envelope import Envelope, Hop, encode
 from jobs.explaining.outcome import AtStage, Explanation, Outcome
 from jobs.tracing import Place
@@ -57,3 +60,20 @@ def outcomes(found: Explanation) -> list[tuple[str, Outcome]]:
 
 def keys(rows: Iterable[AtStage]) -> list[bytes | None]:
     return [one.key for one in rows]
+
+
+def decided(world: InMemory, size: int) -> dict[tuple[str, Place], bool]:
+    """Run a flow, and return by stage and record whether it was folded."""
+    found: dict[tuple[str, Place], bool] = {}
+    collect = DeadLetterCollector.decided
+
+    def noted(self: DeadLetterCollector, stage: str, decisions: Iterable[Decided]) -> None:
+        for one in decisions:
+            own = one.arrival.element.own
+            if one.reason is None:
+                found[stage, Place(own.topic, own.partition, own.offset)] = one.decision.fold
+        collect(self, stage, decisions)
+
+    with patch.object(DeadLetterCollector, "decided", noted):
+        world.run(size=size)
+    return found

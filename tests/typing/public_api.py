@@ -187,6 +187,8 @@ orders.aggregate("customer", key="customer", fold=Sum(), history="32")  # type: 
 orders.aggregate("customer", key="customer", fold=Sum(), window=tumbling("5m", lateness="1m"))
 orders.aggregate("customer", key="customer", fold=Sum(), window=session("5m", lateness="1m"))
 orders.aggregate("customer", key="customer", fold=Sum(), window=tumbling("5m", retention="0s"))
+orders.aggregate("customer", key="customer", fold=Sum(), window=tumbling("5m")).publish_states("final", on="close")
+orders.aggregate("customer", key="customer", fold=Sum(), window=tumbling("5m")).publish_states("final", "close")  # type: ignore[call-arg]
 orders.aggregate("customer", key="customer", fold=Sum(), expire_after="30d")
 orders.aggregate("customer", key="customer", fold=Sum(), expire_after=30)  # type: ignore[arg-type]
 orders.aggregate("customer", key="customer", fold=Sum(), window="5m")  # type: ignore[arg-type]

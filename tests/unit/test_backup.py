@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from aggregations.definition.aggregates import count, total
-from aggregations.definition.element import Record
+from aggregations.definition.element import Element, Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.sessions import session
@@ -32,6 +33,7 @@ from persistence.memory import MemoryStore
 from persistence.memory import open_store as memory
 from persistence.names import FlowRef
 from persistence.protocol import Stored
+from persistence.snapshot_file import SnapshotReader
 from tests.support.cli import run as headwater
 from tests.support.pure import FLEET, bare, batch, fleet, fresh_store, leg
 from tests.unit.test_filter_steps import NUMBERS, counted, order
@@ -134,7 +136,7 @@ def test_a_restore_that_dies_at_any_point_is_repeated_and_no_run_begins_before(
                 MemoryRunner(FLOW, urls)
             restore(FLOW, file, stores=urls)
         elif all(noted):
-            with pytest.raises(RunRefusedError, match="contain states"):
+            with pytest.raises(RunRefusedError, match="contains states"):
                 restore(FLOW, file, stores=urls)  # it was complete
         else:
             restore(FLOW, file, stores=urls)
@@ -234,14 +236,14 @@ def test_a_store_with_states_of_the_flow_is_refused_and_stays_as_it_is(file: Pat
     live = ran(urls, batch(1, 2))
     snapshot(FLOW, file, stores=urls)
     before = held(live)
-    with pytest.raises(RunRefusedError, match="contain states"):
+    with pytest.raises(RunRefusedError, match="contains states"):
         restore(FLOW, file, stores=urls)
     live.process(batch(3))  # its epoch is still the installed one
     assert held(live) != before
     crashed = stores(fresh_store())
     with faults.use(Injector([Fault.parse("manifest.error")])), pytest.raises(Transient):
         MemoryRunner(FLOW, crashed).process(batch(1))
-    with pytest.raises(RunRefusedError, match="contain states"):
+    with pytest.raises(RunRefusedError, match="contains states"):
         restore(FLOW, file, stores=crashed)
 
 
@@ -316,7 +318,7 @@ def test_an_older_run_is_fenced_by_the_restore(file: Path) -> None:
         begin(Flow("fleet").source(bare()).aggregate("aircraft", "tail", FLEET), {"aircraft": target["aircraft"]})
     ):
         pass
-    with pytest.raises(RunRefusedError, match="contain states"):
+    with pytest.raises(RunRefusedError, match="contains states"):
         restore(FLOW, file, stores=target)
 
 
@@ -339,7 +341,7 @@ def test_the_commands_save_and_restore(
     assert "aircraft" in out
     assert "the next run resumes after batch 1" in err
     assert headwater(monkeypatch, *back, "--json") == Exit.REFUSED
-    assert "contain states" in json.loads(capsys.readouterr().out)["refused"]
+    assert "contains states" in json.loads(capsys.readouterr().out)["refused"]
     assert headwater(monkeypatch, "restore", flow, "--store", "lmdb://c", "--from", "none") == Exit.USAGE
 
 
@@ -348,6 +350,40 @@ def test_a_file_that_cannot_be_written_is_a_wrong_usage(tmp_path: Path) -> None:
     ran(urls, batch(1, 2))
     with pytest.raises(UsageError, match="No such file"):
         snapshot(FLOW, tmp_path / "nowhere" / "s", stores=urls)
+
+
+@pytest.mark.parametrize("there", [Path.mkdir, os.mkfifo])
+def test_what_is_not_a_regular_file_is_neither_replaced_nor_read(there: Any, file: Path) -> None:
+    urls = stores(fresh_store())
+    ran(urls, batch(1, 2))
+    there(file)
+    with pytest.raises(UsageError, match="not a regular file"):
+        snapshot(FLOW, file, stores=urls, replace=True)
+    with pytest.raises(UsageError, match="not a regular file"):
+        restore(FLOW, file, stores=stores(fresh_store()))
+
+
+class Long:
+    """A state of a megabyte."""
+
+    def zero(self) -> str:
+        return "x" * (1 << 20)
+
+    def fold(self, state: str, element: Element[Any]) -> str:
+        return state
+
+
+def test_large_states_are_saved_and_read_in_small_parts(file: Path) -> None:
+    flow = Flow("fleet").source(bare()).aggregate("aircraft", "tail", Long())
+    urls, target = stores(fresh_store(), flow), stores(fresh_store(), flow)
+    with closing(ran(urls, [leg(n, f"N{n}") for n in range(9)], flow=flow)) as live:
+        snapshot(flow, file, stores=urls)
+        with file.open("rb") as opened:
+            parts = [part for _, part in SnapshotReader(opened).states()]
+        assert (len(parts), max(map(len, parts))) == (5, 2)
+        restore(flow, file, stores=target)
+        with closing(MemoryRunner(flow, target, ends={})) as copy:
+            assert held(copy) == held(live)
 
 
 def test_tables_and_filter_steps_are_restored_with_the_rest(file: Path) -> None:

@@ -289,6 +289,13 @@ def test_an_empty_text_is_refused_and_does_not_count_as_a_missing_option(
             )
             for option in ("--topic-wait", "--metadata-max-age")
         ),
+        *(
+            (f"republish x:y --from a --to b --via v {option}=".split(), f"'{option}': it is empty")
+            for option in ("--deduplicate", "--store")
+        ),
+        ("republish x:y --from a --to b --via v --store memory://s".split(), "in the memory of one process"),
+        (["inspect", "jobs.demo.flow:flow", "--limit", "9" * 30], "Invalid value for '--limit'"),
+        (["inspect", "jobs.demo.flow:flow", "--generation", "9" * 30], "Invalid value for '--generation'"),
         (["schema", "print", "cassandra://host"], "names no keyspace"),
         (["schema", "apply", "cassandra://host/fleet?copies=3"], "has no option 'copies'"),
         (["schema", "apply", "mongodb://host/fleet"], "no store has the scheme 'mongodb'"),

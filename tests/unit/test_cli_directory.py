@@ -87,7 +87,11 @@ def test_describe_says_what_the_commands_use_and_who_said_so(
         ("store = \n", 1, "Invalid value"),
         ('\nstores = "redis://r"\n', 2, "unknown setting 'stores'; choose from store, kafka, flows"),
         ("[flows.flights]\ngeneration = true\n", 2, "'generation' must be an integer"),
-        ("[flows.other]\ngeneration = 1\n[flows.flights]\ngeneration = 0\n", 4, "a generation is 1 or greater"),
+        (
+            "[flows.other]\ngeneration = 1\n[flows.flights]\ngeneration = 0\n",
+            4,
+            "a generation is a number from 1 to 999999999",
+        ),
         ('[flows.flights]\nstore = "here"\n', 2, "'store' is not the URL of a store: write for example"),
         ('[flows.flights]\nstore = "redis://[::1"\n', 2, "'store' is not the URL of a store"),
         ('\n[flows.flights.stores]\ncarrier = "redis://u:geheim@r"\n', 3, "has a password: name a file"),

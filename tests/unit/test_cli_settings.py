@@ -131,6 +131,18 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         settings.seconds(text, "--trigger")
 
 
+@pytest.mark.parametrize("text", ["9" * 400, "876001h"])
+def test_a_duration_of_more_than_a_hundred_years_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--older-than: the duration is longer than a hundred years"):
+        settings.seconds(text, "--older-than")
+
+
+@pytest.mark.parametrize("text", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:00:00-02:00", "2026-11-24T06:00:00"])
+def test_a_time_without_a_zone_or_beyond_the_years_of_utc_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--window: .* is not a time with its zone"):
+        settings.time(text, "--window")
+
+
 @pytest.mark.parametrize(("text", "length"), [("0", 0.0), ("5m", 300.0), ("forever", math.inf)])
 def test_how_long_to_wait_is_a_duration_or_not_at_all_or_for_ever(text: str, length: float) -> None:
     assert settings.patience(text, "--topic-wait") == length

@@ -232,6 +232,23 @@ def test_a_closed_window_without_the_record_dropped_it(tmp_path: Path, window: A
     assert (dropped.outcome, dropped.stages[0].verdict) == (Outcome.DROPPED, Verdict.WINDOW_CLOSED)
 
 
+def test_a_window_that_was_published_dropped_what_an_added_partition_delivered(tmp_path: Path) -> None:
+    made: Flow[Any] = Flow("fleet").source(Topic("legs", Json({"k": str, "at": int}), envelope=False, time="at"))
+    stage = made.aggregate("minutes", "k", Fields(n=count()), window=tumbling("1m"))
+    world = InMemory(stage.publish_states("final", on="close"), tmp_path)
+
+    def at(seconds: int, partition: int) -> Place:
+        body = json.dumps({"k": "K", "at": seconds * 1000}).encode()
+        return world.send(b"K", body, partition=partition, timestamp_ms=10_000_000)
+
+    at(10, 0), at(200, 0)
+    world.run()
+    late = at(30, 1)
+    world.run()
+    dropped = world.explain(late)
+    assert (dropped.outcome, dropped.stages[0].verdict) == (Outcome.DROPPED, Verdict.WINDOW_CLOSED)
+
+
 def test_a_record_that_the_state_lacks_contradicts_the_flow(world: InMemory, tmp_path: Path) -> None:
     place = send(world, 1)
     other = send(world, 2, k="OTHER")

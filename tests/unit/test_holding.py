@@ -104,6 +104,17 @@ def test_a_run_warns_once_also_while_other_partitions_have_something_to_read(
     assert "legs:1 (no event time yet). Set Topic('legs', idle='10m')" in said[0]
 
 
+def test_the_warning_says_that_windows_are_not_published_either(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = report(5, changes=Changes(times={TopicPartition("legs", 0): NOW}))
+    driver = Driver(monkeypatch, flow().publish_states("final", on="close"), (done, []))
+    with caplog.at_level("WARNING", "headwater.engine"):
+        driver.commit()
+        driver.engine._note_idle(driver.engine._backlog())
+    assert "stay in the stores, and windows are not published, as long as" in warnings(caplog)[0]
+
+
 def test_a_run_does_not_warn_of_a_partition_that_it_has_still_to_read(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,8 +2,9 @@ import pickle
 
 import pytest
 
+from envelope.redrive import Redrive, read_via
 from persistence.errors import Conflict, Corrupt, Fenced, Terminal, Transient
-from persistence.names import FlowRef, StageRef, check_generation
+from persistence.names import MAX_GENERATION, FlowRef, StageRef, check_generation
 
 STAGE = StageRef("fleet", 2, "aircraft")
 
@@ -63,5 +64,8 @@ def test_generations_count_from_one():
             check_generation("fleet", number)
     with pytest.raises(ValueError, match="count from 1"):
         FlowRef("fleet", -1)
+    with pytest.raises(ValueError, match="from 1 to 999999999"):
+        FlowRef("fleet", 1_000_000_000)  # a redriven record could not name it
+    assert read_via(Redrive(application="fleet", generation=MAX_GENERATION).via) is not None
     assert FlowRef("fleet").stage("aircraft") == StageRef("fleet", 1, "aircraft")
     assert StageRef("fleet", 2, "aircraft").flow_ref == FlowRef("fleet", 2)

@@ -15,6 +15,7 @@ from envelope.filters import (
     ProducerFilter,
     Scope,
     SequenceFilter,
+    Stamp,
     deduplicate,
     from_envelope,
     from_header,
@@ -100,6 +101,12 @@ def test_a_filter_needs_a_store_and_a_store_a_filter_and_both_a_group_that_can_b
     with pytest.raises(UsageError, match=r"named after the group .*: 'republisher.a b' is not a valid name"):
         republisher(deduplicate=NUMBERS, store="memory://s", group="a b")
     republisher(deduplicate=NUMBERS, store="memory://s", name="a b", group="ab")
+
+
+def test_the_risks_of_the_filter_s_store_can_be_accepted_and_no_others() -> None:
+    republisher(deduplicate=NUMBERS, store="redis://host", accept=["no-aof", "compacted-source"])
+    with pytest.raises(UsageError, match="unknown risk no-aof; choose from compacted-source, grown-undrained"):
+        republisher(deduplicate=NUMBERS, store="memory://s", accept=["no-aof"])
 
 
 class Own(SequenceFilter):
@@ -200,6 +207,23 @@ def test_a_topic_that_was_created_again_and_a_topic_of_another_cluster_have_a_st
     assert Member(NUMBERS, store, topic_id="other").numbers(1) == ["accepted"]
 
 
+def test_a_warning_says_that_nothing_is_known_of_records_that_the_group_has_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = fresh_store()
+    first, read = part(), part()
+    read.committed = 7
+    for one in (first, read):
+        RecordFilter(NUMBERS, store, "r").begin([one])
+    [said] = caplog.messages
+    assert said.startswith("in:0: the group has read it up to offset 7, and the store has no state of filter sequence")
+    member = Member(NUMBERS, store)
+    member.numbers(1, start=7)
+    member.save()
+    RecordFilter(NUMBERS, store, "r").begin([read])
+    assert len(caplog.messages) == 1
+
+
 def test_a_record_whose_transform_failed_is_passed_on_when_it_is_redriven() -> None:
     member = Member(NUMBERS, fresh_store(), RAW)
     assert member.numbers(1, 2, 3) == ["accepted"] * 3
@@ -241,6 +265,13 @@ def test_a_stored_state_is_one_readable_value_with_its_position() -> None:
     value = json.loads(found.value)
     assert key == b"in:0"
     assert (value["kind"], value["positions"], value["value"]) == ("SequenceFilter", {"in": {"0": 19}}, {"seen": 2})
+
+
+def test_a_name_of_a_producer_that_cannot_be_stored_is_rejected() -> None:
+    member = Member(ProducerFilter(lambda record: Stamp(json.loads(record.value)["p"], 1)), fresh_store(), RAW)
+    assert member.verdict(0, b'{"p": "\\ud800"}') == (Verdict.REJECTED, False)
+    assert member.verdict(1, b'{"p": "a"}') == (Verdict.ACCEPTED, True)
+    member.save()
 
 
 def test_what_cannot_be_judged_has_a_reason() -> None:

@@ -40,7 +40,8 @@ MATTERS: Mapping[str, Callable[[Spec], bool]] = {
     "keyless-narrow": lambda spec: spec.keyless or any(one.spread for one in spec.processors),
     "letters-taken-for-envelopes": lambda spec: spec.revives and any(one.raw for one in spec.processors),
     **dict.fromkeys(
-        ("service-checks-ids-first", "service-follows-any-topic"), lambda spec: bool(spec.processors) and spec.recreates
+        ("service-checks-ids-first", "service-follows-any-topic", "service-sends-before-the-check"),
+        lambda spec: bool(spec.processors) and spec.recreates,
     ),
     "service-leaves-gaps": lambda spec: bool(spec.processors) and spec.history in (1, 2) and not spec.growth,
 }

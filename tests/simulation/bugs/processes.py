@@ -11,7 +11,14 @@ from aggregations.run.plan import Plan, plan
 from envelope.hops import HopWriter
 from jobs.republish import input as reading
 from jobs.republish import processor, service, worker
-from persistence.commit.faults import REPUBLISH_COMMIT, REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, effect
+from jobs.republish.topic_check import TopicCheck, TopicReplaced
+from persistence.commit.faults import (
+    REPUBLISH_COMMIT,
+    REPUBLISH_DEAD_LETTER,
+    REPUBLISH_FLUSH,
+    REPUBLISH_PRODUCE,
+    effect,
+)
 from persistence.commit.steps import CommitStep
 from persistence.errors import Transient
 from persistence.kafka import BrokerError, producer
@@ -83,12 +90,20 @@ def _without_metadata(topic: str, partition: int, offset: int = OFFSET_INVALID, 
 
 
 def _checks_ids_first(self: Any, most: int) -> Any:
-    self._check_topics()
-    check, self._check_topics = self._check_topics, dict
+    check, begin = self._topic_check, self._topic_check.begin
+    begin(self.partitions.values())
+    check.begin = lambda partitions: None
     try:
         return _read(self, most)
     finally:
-        self._check_topics = check
+        check.begin = begin
+
+
+def _sends_before_the_check(self: Any, outbox: Any) -> None:
+    if outbox:
+        effect(REPUBLISH_PRODUCE, lambda: outbox.send(self._producer))
+    with suppress(TopicReplaced):
+        self._input.check()
 
 
 def _end_is_the_end(self: Any, message: Any, error: Any) -> None:
@@ -182,7 +197,11 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     ),
     "service-follows-any-topic": (
         "a republisher reads on in a topic that was created again",
-        [(reading.Input, "_check_topics", lambda self: {})],
+        [(TopicCheck, "finish", lambda self, partitions: {})],
+    ),
+    "service-sends-before-the-check": (
+        "a republisher sends what it made of records before it knows which topic they came from, and goes on",
+        [(worker.Worker, "_send", _sends_before_the_check)],
     ),
     "service-hides-rekeying": (
         "a republisher does not say that it changed the key",

@@ -1,0 +1,181 @@
+"""Reads and writes the states of filters that remember ids, in compiled code.
+
+The texts are those of `EventIdFilter.dump` and `IntervalFilter.dump`. Ids stay text.
+"""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from aggregations.columns.arrays import Ints, Mask
+from aggregations.columns.compiled import compiled
+from aggregations.columns.json_reading import follows, integer, value_end, word
+from aggregations.columns.json_writing import put, put_number, put_word
+from aggregations.columns.record_text import CLOSE, COMMA, END, NULL, OPEN, Bytes
+from aggregations.columns.records import StoredStates
+
+MOST_MS: Final = 1 << 61
+"""Times beyond it are left to the pure code: their differences may have more than 64 bits."""
+_SHORTEST: Final = len(b'[0,""],')
+"""Bytes of an id in a state, at least."""
+_STREAM: Final = np.frombuffer(b'{"stream_time_ms":', np.uint8)
+_FLOOR: Final = np.frombuffer(b',"floor_ms":', np.uint8)
+_IDS: Final = np.frombuffer(b',"ids":[', np.uint8)
+_PASSED: Final = np.frombuffer(b',"passed":[', np.uint8)
+
+
+class IdStates(NamedTuple):
+    """States, and room for the ids that are added.
+
+    Attributes:
+        stream: Stream time of each state.
+        streamed: Whether it has one.
+        floor: Its floor.
+        floored: Whether it has one.
+        begins: Where the ids of each state begin in the following arrays, those first that are remembered longest; the
+            last entry is where the room of the last state ends.
+        filled: Where those ids end that were stored.
+        time: Times of ids.
+        fact: Offsets of ids.
+        first: Where their text begins.
+        last: Where it ends.
+        code: CRC32C of the text.
+        alive: Whether an id is remembered.
+    """
+
+    stream: Ints
+    streamed: Mask
+    floor: Ints
+    floored: Mask
+    begins: Ints
+    filled: Ints
+    time: Ints
+    fact: Ints
+    first: Ints
+    last: Ints
+    code: Ints
+    alive: Mask
+
+    @classmethod
+    def read(cls, stored: StoredStates, own: Ints, rows: Ints, text: Bytes, left: Mask, *, offsets: bool) -> "IdStates":
+        """Read states.
+
+        Args:
+            stored: The states.
+            own: Which of them.
+            rows: Ids that may be added to each of these.
+            text: Begins with `stored.data`.
+            left: Is set for those that are not of the usual form.
+            offsets: The ids have offsets: of an `IntervalFilter`.
+        """
+        first, last = stored.values.first[0], stored.values.last[0]
+        room = int((last[own] - first[own]).sum()) // _SHORTEST + int(rows.sum())
+        (stream, floor, begins, filled), masks = (
+            np.zeros((4, len(own) + 1), np.int64),
+            np.zeros((2, len(own)), np.bool_),
+        )
+        time, fact, begin, end, code = np.empty((5, room), np.int64)
+        alive = np.ones(room, np.bool_)
+        found = cls(stream, masks[0], floor, masks[1], begins, filled, time, fact, begin, end, code, alive)
+        _read(text, first, last, stored.exists, own, rows, found, left, offsets)
+        return found
+
+
+@compiled(allocates=False)
+def _number(data: Bytes, at: int, end: int, text: Bytes) -> tuple[int, bool, int]:
+    """A number or null behind a text: the number, whether there is one, and where it ends."""
+    at = follows(data, at, end, text, 0, len(text))
+    null = word(data, at, end, NULL)
+    if null >= 0:
+        return 0, False, null
+    if at < 0:
+        return 0, False, -1
+    value, at = integer(data, at, end)
+    return value, True, at
+
+
+@compiled(allocates=False)
+def _read(
+    data: Bytes,
+    first: Ints,
+    last: Ints,
+    exists: Mask,
+    own: Ints,
+    rows: Ints,
+    into: IdStates,
+    left: Mask,
+    offsets: bool,
+) -> None:
+    number = 0
+    for i in range(len(own)):
+        state = own[i]
+        into.begins[i] = into.filled[i] = number
+        if exists[state] and not left[state]:
+            end = last[state]
+            into.stream[i], into.streamed[i], at = _number(data, first[state], end, _STREAM)
+            if not offsets:
+                into.floor[i], into.floored[i], at = _number(data, at, end, _FLOOR)
+            names = _PASSED if offsets else _IDS
+            at = follows(data, at, end, names, 0, len(names))
+            latest = -MOST_MS
+            fine = at >= 0 and abs(into.stream[i]) <= MOST_MS
+            if fine and at < end and data[at] == CLOSE:
+                at += 1
+            else:
+                while fine:
+                    fine = at < end and data[at] == OPEN
+                    if not fine:
+                        break
+                    into.time[number], at = integer(data, at + 1, end)
+                    if offsets and at >= 0:
+                        if at >= end or data[at] != COMMA:
+                            at = -1
+                        else:
+                            into.fact[number], at = integer(data, at + 1, end)
+                    fine = 0 <= at < end and data[at] == COMMA and latest <= into.time[number] <= MOST_MS
+                    if not fine:
+                        break
+                    latest = into.time[number]
+                    into.first[number] = at + 1
+                    at = value_end(data, at + 1, end)
+                    into.last[number] = at
+                    fine = 0 <= at < end - 1 and data[at] == CLOSE
+                    if not fine:
+                        break
+                    number += 1
+                    at += 2
+                    if data[at - 1] == CLOSE:
+                        break
+                    fine = data[at - 1] == COMMA
+            left[state] = not fine or at != end - 1 or data[at] != END
+            into.filled[i] = number
+        number += rows[i]
+    into.begins[len(own)] = number
+
+
+@compiled(allocates=False)
+def put_head(out: Bytes, at: int, states: IdStates, i: int, offsets: bool) -> int:
+    """Write the text of a state up to its ids."""
+    at = put(out, at, _STREAM, 0, len(_STREAM))
+    at = put_number(out, at, states.stream[i]) if states.streamed[i] else put_word(out, at, NULL)
+    if offsets:
+        return put(out, at, _PASSED, 0, len(_PASSED))
+    at = put(out, at, _FLOOR, 0, len(_FLOOR))
+    at = put_number(out, at, states.floor[i]) if states.floored[i] else put_word(out, at, NULL)
+    return put(out, at, _IDS, 0, len(_IDS))
+
+
+@compiled(allocates=False)
+def put_id(out: Bytes, at: int, states: IdStates, number: int, data: Bytes, offsets: bool) -> int:
+    """Write an id and a comma."""
+    out[at] = OPEN
+    at = put_number(out, at + 1, states.time[number])
+    out[at] = COMMA
+    at += 1
+    if offsets:
+        at = put_number(out, at, states.fact[number])
+        out[at] = COMMA
+        at += 1
+    at = put(out, at, data, states.first[number], states.last[number])
+    out[at], out[at + 1] = CLOSE, COMMA
+    return at + 2

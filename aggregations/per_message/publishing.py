@@ -1,0 +1,179 @@
+"""What publish steps make of elements: messages with the chain of their record and this flow's hop."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import msgspec
+import polars as pl
+
+from aggregations.definition.element import Element
+from aggregations.definition.expressions import key_bytes
+from aggregations.definition.flow import Publish
+from envelope import Envelope, EnvelopeError, Hop, Node, Position, Reason, Route, encode
+from envelope.redrive import HEALED, LATE
+
+
+@dataclass(frozen=True, slots=True)
+class OutputMessage:
+    """A message to be produced.
+
+    Attributes:
+        topic: Topic.
+        key: Its key.
+        value: Its value.
+        headers: Its headers.
+        order: Position of the element; outputs of one root partition are produced in this order.
+        own: Coordinates of the element's record; None for a snapshot.
+        indices: Its index in each flat-map.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    order: Position = ()
+    own: Node | None = None
+    indices: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Marking:
+    """Decides what publish steps publish, and marks it.
+
+    Attributes:
+        mark: Returns an element with the route that its output is marked with; None if it must not be published.
+        is_plain: It returns every element that did not come by a pass-through hop as it is.
+    """
+
+    mark: Callable[[Element[Any]], Element[Any] | None]
+    is_plain: bool = False
+
+
+Output: TypeAlias = Callable[[Element[Any], Any, Any], OutputMessage | None]
+"""Makes a message of an element, its key, and its topic if an expression chooses that; None for no message."""
+
+
+Publisher: TypeAlias = Callable[[Publish, Marking | None], Output]
+"""Returns what makes the messages of a publish step."""
+
+
+def at_fork(marking: Marking | None, depth: int) -> Marking | None:
+    """Marks what a branch publishes as the element that entered it: the ledger has no items that a branch makes.
+
+    Args:
+        marking: The marking of the main line.
+        depth: Number of flat-maps before the branch.
+    """
+    if marking is None:
+        return None
+
+    def marked(element: Element[Any]) -> Element[Any] | None:
+        if len(element.indices) == depth:
+            return marking.mark(element)
+        found = marking.mark(replace(element, indices=element.indices[:depth]))
+        return None if found is None else replace(element, route=found.route)
+
+    return Marking(marked, marking.is_plain)
+
+
+def of_fork(outputs: Iterable[OutputMessage], depth: int) -> list[OutputMessage]:
+    """Outputs of a branch, as outputs of the elements that entered it: they are withheld with these."""
+    return [replace(one, indices=one.indices[:depth]) for one in outputs]
+
+
+def names_topic(step: Publish) -> bool:
+    """Whether the topic of an output needs no expression: there is only one, or a function chooses it."""
+    return not step.topics or not isinstance(step.topic, str | pl.Expr)
+
+
+def output_of(step: Publish, marking: Marking | None) -> Output:
+    """Return what makes the messages of a publish step. It raises `EnvelopeError` if a topic is not one of the step's."""
+
+    def output(element: Element[Any], key: Any, topic: Any) -> OutputMessage | None:
+        topic = chosen_topic(step, element, topic)
+        key = key_bytes(key)
+        marked = element if marking is None else marking.mark(element)
+        if marked is None:
+            return None
+        order = element.lineage.standing(indices=element.indices).position
+        return OutputMessage(
+            topic, key, encode(_republished(marked, step, key, topic)), (), order, element.own, element.indices
+        )
+
+    output.__qualname__ = f"publish to {', '.join(step.targets)}"
+    return output
+
+
+def chosen_topic(step: Publish, element: Element[Any], found: Any) -> Any:
+    """The topic of an output, given the one that an expression chose, if one does.
+
+    Raises:
+        EnvelopeError: It is not one of the step's.
+    """
+    if names_topic(step):
+        found = step.topic(element) if callable(step.topic) else step.topic
+    if step.topics and found not in step.topics:
+        raise EnvelopeError(Reason.BAD_TOPIC, "publish() chose a topic that is not in topics=")
+    return found
+
+
+def payload_of(step: Publish, element: Element[Any]) -> tuple[bytes, str]:
+    """Payload and content type of an output."""
+    if step.value is not None:
+        return step.value(element), ""
+    return msgspec.json.encode(element.value), "application/json"
+
+
+def _republished(element: Element[Any], step: Publish, key: bytes | None, topic: str) -> Envelope:
+    """The envelope of a published element: its chain with this hop appended."""
+    hop = Hop(
+        element.topic,
+        element.partition,
+        element.offset,
+        via=step.name,
+        index=item_index(element.indices),
+        rekeyed=key != element.key,
+        keyless=key is None or (element.key is None and bool(element.chain)),
+        topic_id=element.own.topic_id,
+        cluster=element.own.cluster,
+    )
+    payload, content_type = payload_of(step, element)
+    return Envelope(
+        payload=payload,
+        chain=(*element.chain, *_late(element, hop), hop),
+        key=key,
+        event_id=element.event_id,
+        event_time_us=element.event_time_us,
+        content_type=content_type,
+        destination=topic,
+    )
+
+
+def _late(element: Element[Any], hop: Hop) -> tuple[Hop, ...]:
+    """Marks a late-folded element: a reader that has received newer events must not treat it as a copy."""
+    if element.route is Route.PLAIN:
+        return ()
+    lineage, missing = element.lineage, element.route is Route.MISSING
+    if lineage.healed if missing else lineage.pass_through:
+        return ()
+    return (replace(hop, via=HEALED if missing else LATE, index=None, rekeyed=False, pass_through=True),)
+
+
+def item_index(indices: tuple[int, ...]) -> int:
+    """A unique number for an item of nested collections, the same in every run.
+
+    Raises:
+        EnvelopeError: A nested collection has too many items to be numbered.
+    """
+    if len(indices) < 2:
+        return indices[0] if indices else 0
+    bits = 32 // len(indices)
+    if any(one >> bits for one in indices):
+        raise EnvelopeError(
+            Reason.TRANSFORM_FAILED, f"one of {len(indices)} nested collections has more than {1 << bits} items"
+        )
+    index = 0
+    for one in indices:
+        index = index << bits | one
+    return index

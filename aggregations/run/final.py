@@ -1,0 +1,91 @@
+"""Publishes the states of windows that have closed, once: `publish_states(topic, on="close")`.
+
+A window is published when the closing watermark (`aggregations.run.closing`) has passed its end and its lateness. The log
+of each partition has then closed it for all records that are still to be read, except those of a partition that was
+idle, or was added. For these the stage judges by the closing watermark, too: by the one in the manifest before their
+batch. So a window that is published does not change any more, and no window changes that is about to be published.
+
+It happens strictly after the manifest with this watermark is in every store, and before states that are due leave the
+stores. What is published is acknowledged before the manifest of the stage's store notes up to which due time. A crash in
+between publishes some windows again: the same states, with the same versions. The note belongs to the store that keeps the
+stage: if this store is set back, its windows are folded and published again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+from aggregations.definition.flow import Stage
+from aggregations.definition.windows import Window
+from aggregations.per_message.publishing import OutputMessage
+from aggregations.run.run import Run
+from aggregations.run.snapshots import final_snapshots_of
+from aggregations.run.states import load_states
+
+PAGE: Final = 1_000
+"""States that are loaded, produced and acknowledged at once, about 300 KB."""
+
+
+class FinalSnapshots:
+    """Publishes the windows of a run that have closed.
+
+    Args:
+        run: The run, which holds the epoch.
+        produce: Produces messages of a stage, at its fault point, and returns when all are acknowledged.
+    """
+
+    def __init__(self, run: Run, produce: Callable[[str, Sequence[OutputMessage]], object]) -> None:
+        self._run = run
+        self._produce = produce
+        self._stages = [stage for stage in run.flow.stages if stage.final_snapshots]
+        self._acknowledged = dict(run.manifest.published) if run.manifest else {}
+
+    def closed(self, removed: Mapping[str, int]) -> dict[str, int]:
+        """Due time up to which windows take no element of the next batch, by stage, in seconds since 1970.
+
+        Args:
+            removed: Due time up to which states have left the stores, by stage.
+        """
+        found = dict(removed)
+        for stage in self._stages:
+            times = (removed.get(stage.name), self._acknowledged.get(stage.name), self._due_until(stage))
+            if known := [time for time in times if time is not None]:
+                found[stage.name] = max(known)
+        return found
+
+    def publish(self) -> int:
+        """Publish the windows that have closed by the manifest of the run, which every store has.
+
+        Returns:
+            Number of messages.
+
+        Raises:
+            BrokerError: A message was not acknowledged. Repeating it is safe, and publishes the windows of that stage again.
+            StoreError: A store did not answer, or refused. The same holds.
+        """
+        messages = 0
+        for stage in self._stages:
+            until, after = self._due_until(stage), self._acknowledged.get(stage.name)
+            if until is not None and (after is None or after < until):
+                messages += self._publish(stage, after, until)
+                self._acknowledged[stage.name] = until
+        manifest = self._run.manifest
+        if manifest is not None and manifest.published != self._acknowledged:
+            self._run.note(self._run.changed(published=dict(self._acknowledged)))
+        return messages
+
+    def _publish(self, stage: Stage, after: int | None, until: int) -> int:
+        """Publish the windows of a stage that are due after a time and at or before another."""
+        run, messages = self._run, 0
+        keys = run.stores[stage.name].due(run.stage_ref(stage), until, after=after)
+        while page := list(islice(keys, PAGE)):
+            outputs = final_snapshots_of(stage, load_states(run, stage, page), ref=run.ref, epoch=run.epoch)
+            self._produce(stage.name, outputs)
+            messages += len(outputs)
+        return messages
+
+    def _due_until(self, stage: Stage) -> int | None:
+        """The latest due time of a window of the stage that all partitions have closed."""
+        manifest, window = self._run.manifest, stage.aggregate.window
+        assert isinstance(window, Window)
+        return None if manifest is None or manifest.closing_us is None else window.closed_until(manifest.closing_us)

@@ -1,0 +1,66 @@
+"""Bounded skew of sources: the option of a topic, and what the driver reads next."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from aggregations.definition.aggregates import count
+from aggregations.definition.fields import Fields
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
+from aggregations.engine.job import Job
+from aggregations.errors import FlowError
+from aggregations.per_message.ledger import Changes
+from envelope import TopicPartition
+from tests.unit.test_engine_driver import ENDS, Driver, Outcome, report
+
+SECOND = 1_000_000
+
+
+def flow(**options: Any) -> Flow[Any]:
+    topic = Topic("legs", Json({"tail": str}), **options)
+    return Flow("fleet").source(topic).aggregate("aircraft", "tail", Fields(n=count()))
+
+
+@pytest.mark.parametrize("skew", ["0s", "soon", 5])
+def test_a_skew_that_is_no_length_is_refused(skew: Any) -> None:
+    with pytest.raises(FlowError, match="skew="):
+        Topic("legs", skew=skew)
+
+
+def test_the_skew_is_no_part_of_the_definition_and_makes_the_flow_note_event_times() -> None:
+    assert flow(skew="10m").definitions == flow().definitions
+    assert (flow(skew="10m").is_timed, flow().is_timed) == (True, False)
+    assert replace(Topic("legs", skew="10m"), cluster="two").skew_seconds == 600
+
+
+def times(*seconds: int | None) -> Changes:
+    places = zip(ENDS, seconds, strict=True)
+    return Changes(times={place: at * SECOND for place, at in places if at is not None})
+
+
+def lengths(job: Job) -> Mapping[TopicPartition, int]:
+    return {one.place: one.end - one.start for slot in job.tasks for one in slot.ranges}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "then"),
+    [
+        ((100, 1_000), [{"legs:0": 4}, {"legs:1": 4}, {"legs:1": 1}]),
+        ((1_000, 100), [{"legs:1": 4}, {"legs:0": 3, "legs:1": 1}, {"legs:0": 1}]),
+        ((100, 160), [{"legs:0": 1, "legs:1": 2}, {"legs:0": 2, "legs:1": 2}, {"legs:0": 1, "legs:1": 1}]),
+        ((None, 1_000), [{"legs:0": 1, "legs:1": 2}, {"legs:0": 2, "legs:1": 2}, {"legs:0": 1, "legs:1": 1}]),
+    ],
+    ids=["first behind", "second behind", "near", "no time"],
+)
+def test_the_driver_reads_the_partition_that_is_behind_first(
+    monkeypatch: pytest.MonkeyPatch, seconds: tuple[int | None, ...], then: list[Mapping[str, int]]
+) -> None:
+    later: list[Outcome] = [(report(1), []) for _ in then]
+    driver = Driver(monkeypatch, flow(skew="1m"), (report(3, changes=times(*seconds)), []), *later)
+    driver.stream(most=4)
+    assert driver.run.start == ENDS
+    found = [{f"{at.topic}:{at.partition}": number for at, number in lengths(job).items()} for job in driver.jobs]
+    assert found == [{"legs:0": 1, "legs:1": 2}, *then]
