@@ -8,7 +8,7 @@ from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
 from aggregations.run.run import Run
 from persistence.names import FlowRef, check_generation
-from persistence.pointer import Pointer, copy_pointer, load_pointer
+from persistence.pointer import Pointer, change_pointer, copy_pointer, load_pointer
 from persistence.protocol import StateStore
 from persistence.registry import open_store
 
@@ -77,6 +77,18 @@ def settle_pointer(run: Run) -> None:
         StoreError: A store does not answer, or a command is about to change the pointer.
     """
     copy_pointer([store for _, store in run.distinct_stores()], run.flow.name)
+
+
+def make_live(run: Run) -> None:
+    """Let the runs and readers of stores without a pointer use this run's generation.
+
+    Raises:
+        StoreError: A store does not answer, or a command is about to change the pointer.
+    """
+    stores, generation = [store for _, store in run.distinct_stores()], run.ref.generation
+    pointer = load_pointer(stores, run.flow.name)
+    if not pointer.version and generation != pointer.live:
+        change_pointer(stores, run.flow.name, pointer, Pointer(live=generation, newest=generation))
 
 
 def _refusal(pointer: Pointer, generation: int) -> str:

@@ -16,7 +16,7 @@ from aggregations.definition.windows import Window
 from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
 from aggregations.run.begin import opened
 from aggregations.run.border import manifest_alone
-from aggregations.run.live import check_live, settle_pointer
+from aggregations.run.live import check_live, make_live, settle_pointer
 from aggregations.run.run import Run
 from aggregations.run.states import renewed_due, state_of
 from persistence.commit.faults import EPOCH, RESTORE, effect
@@ -116,6 +116,7 @@ def _restore(run: Run, snapshot: SnapshotReader, manifest: Manifest, progress: C
     check_live(run)
     settle_pointer(run)
     _check_empty(run, snapshot)  # what a run wrote before this epoch
+    make_live(run)  # the next run without a generation would begin a flow of its own
     run.acknowledged.learn(run.manifests, run.buckets())
     run.earlier, run.times = manifest.earlier, manifest.times
     note = Manifest(run.epoch, manifest.batch, restoring=snapshot.checksum)

@@ -1,6 +1,6 @@
 """Commands and runs follow the pointer to the live generation, and no run begins on a generation that is not live."""
 
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from aggregations.run.begin import begin, look
 from aggregations.run.binding import bind
 from aggregations.run.live import live_generation
 from aggregations.run.memory import MemoryRunner
+from envelope import TopicPartition
 from jobs.backup import restore, snapshot
 from jobs.views import states
 from persistence.commit.faults import EPOCH, use
@@ -23,6 +24,7 @@ from persistence.names import FlowRef
 from persistence.pointer import Pointer, Rebuild, change_pointer, load_pointer
 from persistence.registry import open_store
 from tests.support.pure import batch, fleet, fresh_store
+from tests.support.replays import dies
 
 FLOW = fleet()
 NOTE = Rebuilt(1, 7, "ann@host", "a corrected fold")
@@ -165,6 +167,23 @@ def test_a_snapshot_is_not_restored_into_a_generation_that_is_not_live(urls: dic
     point(target, live=2, previous=1, newest=2)
     with pytest.raises(RunRefusedError, match="generation 2 is live"):
         restore(FLOW, tmp_path / "s", stores=target)
+
+
+def test_a_snapshot_of_another_generation_is_live_where_it_is_restored(urls: dict[str, str], tmp_path: Path) -> None:
+    run(urls, 1, 2, generation=3)
+    point(urls, live=3, previous=1, newest=3)
+    snapshot(FLOW, tmp_path / "s", stores=urls)
+    for nth in range(1, 30):
+        target = bind(FLOW, {"aircraft": fresh_store(), "carrier": fresh_store()})
+        if not dies(lambda target=target: restore(FLOW, tmp_path / "s", stores=target), nth, applied=True):
+            break
+        with suppress(RunRefusedError):  # it was complete
+            restore(FLOW, tmp_path / "s", stores=target)
+        assert live_generation(FLOW, target) == 3
+    assert nth > 8
+    run(target, 4)
+    with closing(look(FLOW, target)) as found:
+        assert (found.ref.generation, found.start[TopicPartition("legs", 0)]) == (3, 5)
 
 
 def test_a_generation_below_1_is_refused(urls: dict[str, str]) -> None:
