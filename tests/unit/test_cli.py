@@ -343,7 +343,7 @@ def test_describe_draws_the_flow(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert (told["flow"], said.err) == ("flights", "")
     assert told["steps"][0] == {"step": "source", "what": "flights.legs", "path": "", "branch": ""}
     assert [one["path"] for one in told["steps"]].count("vectorised") == 4
-    assert {"name": "generation", "value": "1", "origin": "default"} in told["settings"]
+    assert {"name": "generation", "value": "live", "origin": "default"} in told["settings"]
 
 
 def test_a_picture_is_written_besides_what_describe_shows(
