@@ -102,7 +102,7 @@ def replay(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Rebuild the states of a flow beside the live ones, and swap.
+    """Rebuild the states of a flow, compare and swap them.
 
     Without --apply, --swap, --rollback or --abandon it shows what a rebuild reads, how many states there are, what
     Kafka no longer has, and earlier changes. If a rebuild has begun, it also shows how its states differ as of now.
