@@ -340,11 +340,11 @@ def _check(found: Generations, pointer: Pointer, live: int, *, redefine: bool) -
 
 def _published(flow: Flow[Any]) -> list[Finding]:
     """The risk of states that are published for a lower generation."""
-    publishing = [stage for stage in flow.stages if stage.snapshots]
+    publishing = [stage for stage in flow.stages if stage.state_topics]
     return [
         Finding(
             SNAPSHOT_VERSIONS,
-            f"flow {flow.name}: stage {stage.name} publishes its states to {stage.snapshots[0]}, and readers of this topic "
+            f"flow {flow.name}: stage {stage.name} publishes its states to {stage.state_topics[0]}, and readers of this topic "
             "ignore states of a lower generation than those that they have seen",
             "Publish them to another topic, or let readers begin anew",
             unsafe=True,

@@ -67,6 +67,11 @@ class Stage:
         """Whether steps before it publish."""
         return publishes((*self.leading, *self.before))
 
+    @property
+    def state_topics(self) -> tuple[str, ...]:
+        """Every topic to which its states are published."""
+        return (*self.snapshots, *self.final_snapshots)
+
     def input_types(self) -> dict[str, pl.DataType]:
         """Types of its fields' inputs; empty when a callable determines the value, and for a fold in plain Python."""
         schema = self.schema

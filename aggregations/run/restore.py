@@ -93,9 +93,9 @@ def _check_flow(flow: Flow[Any], header: Header, manifest: Manifest, accept: Seq
         raise DefinitionChangedError(
             f"flow {flow.name}: the snapshot was made by another definition of its stages. Restore it with the code that made it"
         )
-    publishing = [(stage.name, topic) for stage in flow.stages for topic in (*stage.snapshots, *stage.final_snapshots)]
+    publishing = [stage for stage in flow.stages if stage.state_topics]
     if publishing and SNAPSHOT_VERSIONS not in accept:
-        name, topic = publishing[0]
+        name, topic = publishing[0].name, publishing[0].state_topics[0]
         raise RunRefusedError(
             f"flow {flow.name}: stage {name} publishes its states to {topic}. The versions "
             "of restored states begin at 1, so readers of this topic would ignore them. Publish them to another topic, or "
