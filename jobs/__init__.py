@@ -15,6 +15,18 @@ if TYPE_CHECKING:
     from jobs.explaining.outcome import Explanation, Fate, Outcome
     from jobs.refolding.audit import Audit, audit
     from jobs.refolding.rehearse import Rehearsal, rehearse
+    from jobs.replay import (
+        Differences,
+        Replayed,
+        ReplayPlan,
+        Swapped,
+        abandon,
+        plan_replay,
+        pointer_of,
+        rebuild,
+        rollback,
+        swap,
+    )
     from jobs.settings import kafka
     from jobs.submit import run
     from jobs.table.source import StatesSource
@@ -24,27 +36,37 @@ if TYPE_CHECKING:
 __all__ = [
     "Audit",
     "Blame",
+    "Differences",
     "Explanation",
     "Fate",
     "Found",
     "Outcome",
     "Place",
     "Rehearsal",
+    "ReplayPlan",
+    "Replayed",
     "Restored",
     "Snapshot",
     "States",
     "StatesSource",
     "Step",
+    "Swapped",
     "View",
+    "abandon",
     "audit",
     "blame",
     "explain",
     "kafka",
+    "plan_replay",
+    "pointer_of",
+    "rebuild",
     "rehearse",
     "restore",
+    "rollback",
     "run",
     "snapshot",
     "states",
+    "swap",
     "trace",
 ]
 
@@ -53,6 +75,18 @@ _MODULES: Final = {
     "explaining.blame": ("Blame", "blame"),
     "explaining.explain": ("explain",),
     "explaining.outcome": ("Explanation", "Fate", "Outcome"),
+    "replay": (
+        "Differences",
+        "ReplayPlan",
+        "Replayed",
+        "Swapped",
+        "abandon",
+        "plan_replay",
+        "pointer_of",
+        "rebuild",
+        "rollback",
+        "swap",
+    ),
     "refolding.audit": ("Audit", "audit"),
     "refolding.rehearse": ("Rehearsal", "rehearse"),
     "settings": ("kafka",),

@@ -73,7 +73,7 @@ def snapshot(
     to: Path,
     *,
     stores: Mapping[str, str],
-    generation: int = 1,
+    generation: int | None = None,
     replace: bool = False,
     progress: Callable[[int, int | None], Any] = lambda _done, _total: None,
 ) -> Snapshot:
@@ -86,7 +86,7 @@ def snapshot(
         flow: The flow.
         to: The file.
         stores: URL of the store by stage name, from `bind`.
-        generation: Generation of the states.
+        generation: Generation of the states; None for the live one.
         replace: Replace the file if it exists.
         progress: Called with the number of states saved, and None.
 
@@ -126,7 +126,15 @@ def snapshot(
     positions = {topic: {n: one.next_offset for n, one in its.items()} for topic, its in manifest.positions.items()}
     counts = dict(writer.counts)
     return Snapshot(
-        to, flow.name, generation, counts, manifest.epoch, manifest.batch, positions, checksum, to.stat().st_size
+        to,
+        flow.name,
+        run.ref.generation,
+        counts,
+        manifest.epoch,
+        manifest.batch,
+        positions,
+        checksum,
+        to.stat().st_size,
     )
 
 

@@ -9,6 +9,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ from jobs.directory import FILE, Directory
 from jobs.environment import DEBUG, SPARK_LOG_LEVEL, STORE, UsageError
 from persistence.kafka import KafkaSettings
 from persistence.kafka.settings import ENV_PREFIX
+from persistence.registry import open_store
 from persistence.urls import redact
 
 BOOTSTRAP: Final = f"{ENV_PREFIX}BOOTSTRAP"
@@ -100,21 +102,21 @@ class FlowSettings:
     Attributes:
         stores: URL of the store by stage name.
         dead_letters: The dead-letter topic; None when there is none.
-        generation: Generation of the states.
+        generation: Generation of the states; None for the live one.
         origins: Origin of each setting, by `store of STAGE`, `dead letters`, `journal`, `generation`.
         journal: Topic of the journal; None when there is none.
     """
 
     stores: dict[str, str]
     dead_letters: str | None
-    generation: int
+    generation: int | None
     origins: Mapping[str, str]
     journal: str | None = None
 
     def shown(self) -> list[tuple[str, str, str]]:
         """Name, value and origin of each setting; URLs are shown without secrets."""
         shown = {f"store of {stage}": redact(url) for stage, url in self.stores.items()}
-        shown["generation"] = str(self.generation)
+        shown["generation"] = "live" if self.generation is None else str(self.generation)
         if self.dead_letters is not None:
             shown["dead letters"] = self.dead_letters
         if self.journal is not None:
@@ -125,10 +127,10 @@ class FlowSettings:
         """One line per setting, with its origin."""
         return [f"{name}: {value} ({origin})" for name, value, origin in self.shown()]
 
-    def store_line(self, stage: str) -> str:
+    def store_line(self, stage: str, generation: int) -> str:
         """A stage's generation and store, with the store's origin."""
         name = f"store of {stage}"
-        return f"stage {stage}, generation {self.generation}: {redact(self.stores[stage])} ({self.origins[name]})"
+        return f"stage {stage}, generation {generation}: {redact(self.stores[stage])} ({self.origins[name]})"
 
 
 def of_flow(
@@ -147,8 +149,8 @@ def of_flow(
     2. The environment: `HEADWATER_STORE`.
     3. `headwater.toml` of the current directory.
     4. The flow's definition: `aggregate(..., store=URL)`.
-    5. The default: the LMDB store in `.headwater/states`, no dead-letter topic, no journal,
-       generation 1.
+    5. The default: the LMDB store in `.headwater/states`, no dead-letter topic, no journal, the
+       live generation.
 
     Args:
         flow: The flow.
@@ -196,8 +198,24 @@ def of_flow(
         urls[name] = url or default
     letters = first("dead letters", ("--dead-letters", dead_letters), (FILE, file.dead_letters))
     entries = first("journal", ("--journal", journal), (FILE, file.journal))
-    number = first("generation", ("--generation", generation), (FILE, file.generation), (DEFAULT, 1))
-    return FlowSettings(bind(flow, urls), letters, number or 1, origins, entries)
+    number = first("generation", ("--generation", generation), (FILE, file.generation))
+    origins.setdefault("generation", DEFAULT)
+    return FlowSettings(bind(flow, urls), letters, number, origins, entries)
+
+
+def check_shared(what: str, url: str) -> None:
+    """Refuse a store that ends with this process.
+
+    Args:
+        what: What it is, for the error.
+        url: Its URL.
+
+    Raises:
+        UsageError: It is in memory.
+    """
+    with closing(open_store(url)) as store:
+        if not store.capabilities.shared:
+            raise UsageError(f"{what} is in the memory of one process: give another one with --store URL")
 
 
 def _given(texts: Sequence[str]) -> dict[str, str]:

@@ -15,10 +15,11 @@ from aggregations.definition.flow import Flow, Stage
 from aggregations.definition.windows import Window
 from aggregations.errors import FlowError
 from aggregations.run.border import check_whole
+from aggregations.run.live import live_generation
 from jobs.table.columns import Columns
 from jobs.table.selection import Selection, condition, matching
 from jobs.table.view import View, key_as_json, views_of
-from persistence.names import FlowRef, StageRef
+from persistence.names import FlowRef, StageRef, check_generation
 from persistence.protocol import StateStore, Stored
 from persistence.registry import open_store
 
@@ -145,7 +146,7 @@ def states(
     stage: str,
     stores: Mapping[str, str],
     *,
-    generation: int = 1,
+    generation: int | None = None,
     keys: Sequence[bytes] | None = None,
     start: datetime | None = None,
     prefix: bytes = b"",
@@ -162,7 +163,7 @@ def states(
         flow: The flow.
         stage: Name of the stage.
         stores: URL of the store by stage name, from `bind`.
-        generation: Generation of the states.
+        generation: Generation of the states; None for the live one.
         keys: Keys of the stage to read, all windows of each; keys without a state are left out.
         start: Only the window that starts at this time, which has a time zone.
         prefix: Only keys that begin with these bytes.
@@ -182,7 +183,9 @@ def states(
         DefinitionChangedError: A state of an earlier definition does not have the shape of the stage's states.
         RunRefusedError: A snapshot is being restored into the store, or this was interrupted.
     """
-    found, ref = flow.stage(stage), FlowRef(flow.name, generation).stage(stage)
+    found = flow.stage(stage)
+    live = live_generation(flow, stores) if generation is None else generation
+    ref = FlowRef(flow.name, check_generation(flow.name, live)).stage(stage)
     columns = Columns.of_stage(found, str(ref), histories=histories)
     chosen = None if where is None else condition(where, columns.schema)
     window = found.aggregate.window

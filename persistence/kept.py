@@ -15,6 +15,7 @@ from envelope import TopicPartition
 from persistence.errors import Corrupt, Terminal
 from persistence.manifest import Manifest, Progress
 from persistence.marks import KnownMarks
+from persistence.names import check_generation
 from persistence.protocol import FlowRef, StageRef, StateStore, Write
 from persistence.registry import open_store
 from persistence.seal import DamagedError, seal, unseal
@@ -130,7 +131,7 @@ class KeptValues:
         shared: bool = False,
     ) -> None:
         self.store = open_store(store) if isinstance(store, str) else store
-        self.ref = FlowRef(name, generation)
+        self.ref = FlowRef(name, check_generation(name, generation))
         self.stage = self.ref.stage(stage or name)
         self.kind = kind
         self.manifest: Manifest | None = None

@@ -48,6 +48,22 @@ class Growth(msgspec.Struct, frozen=True):
     until: Mapping[int, int] | None = None
 
 
+class Rebuilt(msgspec.Struct, frozen=True):
+    """A note that a generation is a rebuild.
+
+    Attributes:
+        replaces: The generation that was live when the rebuild began.
+        at_ms: When it began, in milliseconds since 1970.
+        by: Who began it: user and host.
+        why: The reason that was given.
+    """
+
+    replaces: int
+    at_ms: int
+    by: str
+    why: str
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """How far the input of a flow is folded into one store.
 
@@ -80,6 +96,7 @@ class Manifest(msgspec.Struct, frozen=True):
         unfinished: Next offset per topic and partition after a batch that was begun and is not committed; only of a flow with
             tables, which a run reads again only after these records.
         restoring: Checksum of the snapshot that is being restored into the store; empty when none is.
+        rebuilt: Who rebuilt this generation, when and why; None if `headwater replay` did not make it.
         schema: Version of this layout.
     """
 
@@ -104,6 +121,7 @@ class Manifest(msgspec.Struct, frozen=True):
     published: Mapping[str, int] = {}
     unfinished: Mapping[str, Mapping[int, int]] = {}
     restoring: str = ""
+    rebuilt: Rebuilt | None = None
     schema: int = SCHEMA
 
     @property

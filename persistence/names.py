@@ -22,13 +22,25 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
+def check_generation(flow: str, generation: int) -> int:
+    """Return `generation` if a flow can have states of this number.
+
+    Raises:
+        ValueError: It is not between 1 and `MAX_GENERATION`.
+    """
+    if not 1 <= generation <= MAX_GENERATION:
+        raise ValueError(f"generation {generation} of flow {flow}: generations count from 1 to {MAX_GENERATION}")
+    return generation
+
+
 @dataclass(frozen=True, slots=True)
 class FlowRef:
     """One generation of a flow: a complete set of its states, with one epoch and one manifest a store.
 
     Attributes:
         flow: Name of the flow.
-        generation: 1 for the first; a rebuild writes the next one.
+        generation: 1 for the first; a rebuild writes the next one. 0 contains no states of the flow, but the pointer to
+            its live generation (`persistence.pointer`).
     """
 
     flow: str
@@ -36,13 +48,11 @@ class FlowRef:
 
     def __post_init__(self) -> None:
         check_name("flow", self.flow)
-        if not 1 <= self.generation <= MAX_GENERATION:
-            raise ValueError(
-                f"generation {self.generation} of flow {self.flow}: generations count from 1 to {MAX_GENERATION}"
-            )
+        if self.generation:
+            check_generation(self.flow, self.generation)
 
     def __str__(self) -> str:
-        return f"flow {self.flow}, generation {self.generation}"
+        return f"flow {self.flow}, generation {self.generation}" if self.generation else f"flow {self.flow}"
 
     def stage(self, name: str) -> "StageRef":
         """Return the stage called `name`."""

@@ -78,6 +78,7 @@ class Batches:
         stop: Set to end the run: a batch that waits for a retry is left to the next run.
         journal: The flow's journal; None if it has none.
         sends: Send outputs and dead letters; otherwise they are only counted.
+        held: Hold dead letters that are not sent.
 
     Attributes:
         total: What the tasks of all committed batches reported.
@@ -98,6 +99,7 @@ class Batches:
         stop: threading.Event,
         journal: Journal | None = None,
         sends: bool = True,
+        held: bool = False,
     ) -> None:
         self.total = TaskReport()
         self._flow = flow
@@ -121,6 +123,7 @@ class Batches:
         self._warned = False
         self._journal = journal
         self._sends = sends
+        self._held = held
         self._tries = 0
 
     def commit_batch(self, tasks: Sequence[Slot], ends: Mapping[TopicPartition, int]) -> None:
@@ -354,4 +357,5 @@ class Batches:
             removed=self._final.closed(self._retirement.removed),
             journaled=self._journal is not None,
             sends=self._sends,
+            held=self._held,
         )

@@ -66,6 +66,7 @@ class Engine:
         metadata_max_age: Seconds for which producers may not know of new partitions.
         journal: Topic of the flow's journal; None if it has none.
         sends: Send outputs and dead letters; otherwise they are only counted.
+        held: Hold dead letters that are not sent.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Engine:
         metadata_max_age: float,
         journal: str | None = None,
         sends: bool = True,
+        held: bool = False,
     ) -> None:
         self.flow = flow
         self.run = opening.run
@@ -99,6 +101,7 @@ class Engine:
             stop=stop,
             journal=self._journal,
             sends=sends,
+            held=held,
         )
         self._sources = [Source(opening.topics, topic, widens=not flow.keeps_order) for topic in opening.run.sources]
         self._turns = Turns(opening.run)

@@ -84,6 +84,7 @@ class Job:
         removed: Due time up to which states have left the store, or windows are published, by stage, in seconds since 1970.
         journaled: Tasks note which records they drop.
         sends: Outputs and dead letters are sent; otherwise they are only counted.
+        held: Dead letters that are not sent are held in the store (`aggregations.engine.held`).
     """
 
     flow: Flow[Any]
@@ -117,6 +118,7 @@ class Job:
     removed: Mapping[str, int] = field(default_factory=dict)
     journaled: bool = False
     sends: bool = True
+    held: bool = False
 
     @property
     def folds_while_reading(self) -> bool:

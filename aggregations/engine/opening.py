@@ -10,6 +10,7 @@ from typing import Any
 
 from aggregations.definition.flow import Flow
 from aggregations.definition.operators import Publish, PublishStates, flattened
+from aggregations.engine.held import Rebuilding
 from aggregations.errors import FlowError
 from aggregations.run.begin import begin, look
 from aggregations.run.consistency import check_durability
@@ -107,12 +108,13 @@ def open_run(
     dead_letters: str | None,
     journal: str | None = None,
     group: str | None,
-    generation: int,
+    generation: int | None,
     accept: Sequence[str],
     planned: Callable[[Plan], None] | None = None,
     start: Starts = EARLIEST,
     only_looks: bool = False,
     sends: bool = True,
+    rebuilding: Rebuilding | None = None,
 ) -> Opening:
     """Acquire an epoch, read the manifests, compare them with the broker, decide where to start, and note it.
 
@@ -120,6 +122,7 @@ def open_run(
 
         only_looks: Acquire no epoch and write nothing; all checks that could refuse the run are still made.
         sends: Outputs and dead letters are sent, and the group's offsets are known; otherwise `group` is None.
+        rebuilding: The run is that of a rebuild.
 
     Raises:
         RunRefusedError: It would be unsafe to continue and the risk is not accepted.
@@ -136,7 +139,11 @@ def open_run(
         for finding in found:
             _LOG.warning("%s", finding)
     with ExitStack() as stack:
-        run = (look if only_looks else begin)(flow, stores, generation=generation, accept=accept)
+        if only_looks:
+            run = look(flow, stores, generation=generation, accept=accept)
+        else:
+            note = None if rebuilding is None else rebuilding.note
+            run = begin(flow, stores, generation=generation, accept=accept, rebuilt=note)
         stack.callback(run.close)
         refuse(check_durability([(name, one.capabilities) for name, one in run.distinct_stores()]), accept)
         committed = {} if group is None else topics.group_offsets(group, sources)
@@ -161,10 +168,12 @@ def open_run(
             if planned is not None:
                 planned(decided)
         refuse([finding for one in plans for finding in one.findings], accept)
-        run.doubted({place: one.high for place, one in marks.items()})
+        ends = {place: one.high for place, one in marks.items()}
+        # A rebuild that crashed read no further than the live generation was, which has not gone back since.
+        run.doubted(ends if rebuilding is None else {**rebuilding.until})
         if not only_looks:
             for one in plans:
                 run.start_at(one.topic, one.topic_id, one.starts, one.growth, one.starting_offsets)
-            forget_beyond(run, {place: one.high for place, one in marks.items()})
+            forget_beyond(run, ends)
         stack.pop_all()
         return Opening(topics, run, plans)

@@ -8,6 +8,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from aggregations.definition.element import Record
 from aggregations.engine.clients import NEEDED, max_message_bytes, producer_of
+from aggregations.engine.held import hold
 from aggregations.engine.job import Job
 from aggregations.engine.path import Work
 from aggregations.errors import RunRefusedError
@@ -28,7 +29,7 @@ _SILENCE_SECONDS = 30.0
 def publish(work: Work) -> None:
     """Produce the outputs and dead letters of a task and return when all are acknowledged; count them.
 
-    Of a job that sends nothing they are only counted.
+    Of a job that sends nothing they are only counted, and of a rebuild the dead letters are held.
 
     Raises:
         BrokerError: One was not acknowledged.
@@ -37,8 +38,8 @@ def publish(work: Work) -> None:
     dead = list(work.collector.dead.values())
     if work.job.sends:
         effect(CommitStep.PUBLISH, lambda: produce_outputs(work.job.kafka, work.outputs))
-        if dead:
-            effect(DEAD_LETTER, lambda: _dead_letters(work.job, dead))
+    if dead and (work.job.sends or work.job.held):
+        effect(DEAD_LETTER, lambda: _dead_letters(work.job, dead))
     work.report.counts.outputs += len(work.outputs)
     # Only here, because items of one record that failed in several tasks are one dead letter.
     work.report.counts.reasons.update(one.reason.value for one in dead)
@@ -88,15 +89,24 @@ def _dead_letters(job: Job, dead: Sequence[RejectedRecord]) -> None:
     by_record: dict[tuple[str, int, int], list[RejectedRecord]] = {}
     for one in dead:
         by_record.setdefault((one.own.topic, one.own.partition, one.own.offset), []).append(one)
-    producer = producer_of(job.kafka)
+    producer = None if job.held else producer_of(job.kafka)
     now = int(time.time() * 1000)
     for record in fetch_records(job, by_record):
         for one in by_record[record.topic, record.partition, record.offset]:
             message = dead_letter_record(
                 _letter(job, one, now, record.timestamp_ms), record.key, record.value, record.headers, size
             )
-            producer.send(job.dead_letters, message.value, message.key, message.headers)
-    producer.flush()
+            if producer is None:
+                hold(job, job.dead_letters, _name(one), message)
+            else:
+                producer.send(job.dead_letters, message.value, message.key, message.headers)
+    if producer is not None:
+        producer.flush()
+
+
+def _name(dead: RejectedRecord) -> str:
+    """What distinguishes a dead letter from the others of a flow: its record, stage and items."""
+    return f"{dead.own.topic}:{dead.own.partition}:{dead.own.offset} {dead.stage} {dead.items}"
 
 
 def _letter(job: Job, dead: RejectedRecord, now_ms: int, timestamp_ms: int) -> DeadLetterHeaders:

@@ -9,6 +9,7 @@ from aggregations.definition.arguments import check_type
 from aggregations.definition.flow import Flow
 from aggregations.engine.clients import own_clients
 from aggregations.engine.engine import MAX_RECORDS, Engine
+from aggregations.engine.held import Rebuilding
 from aggregations.engine.opening import Opening, check_arguments, open_run
 from aggregations.local.executor import LocalExecutor
 from aggregations.report import Report
@@ -27,7 +28,7 @@ def run_local(
     dead_letters: str | None = None,
     journal: str | None = None,
     group: str | None = None,
-    generation: int = 1,
+    generation: int | None = None,
     accept: Sequence[str] = (),
     start: Starts = EARLIEST,
     until_caught_up: bool = False,
@@ -37,6 +38,7 @@ def run_local(
     planned: Callable[[Plan], None] | None = None,
     stop: threading.Event | None = None,
     metadata_max_age: float = METADATA_MAX_AGE_SECONDS,
+    rebuilding: Rebuilding | None = None,
 ) -> Report:
     """Run a flow in this thread until it is stopped, or until it has caught up with the ends of the topic at its start.
 
@@ -50,7 +52,7 @@ def run_local(
         dead_letters: Dead-letter topic. Without one the first record that cannot be used ends the run.
         journal: Topic that gets an entry for each batch, for `headwater explain`; None for none.
         group: Consumer group whose offsets show the flow's progress to lag tools; the flow's name when None.
-        generation: Generation of the states.
+        generation: Generation of the states; None for the live one.
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
         start: Where a flow begins to read a topic that it has never read, as for `run_flow`.
         until_caught_up: Stop at the current ends of the partitions.
@@ -62,6 +64,7 @@ def run_local(
             persisted nothing, or waits for a retry, is left to the next run.
         metadata_max_age: Seconds for which producers of the source topic may not know of added partitions: the
             largest `metadata.max.age.ms` of all producers.
+        rebuilding: The run rebuilds a generation for `jobs.replay`; None for any other run.
 
     Returns:
         The counts of all batches.
@@ -76,7 +79,7 @@ def run_local(
     check_type("kafka=", kafka, KafkaSettings, 'KafkaSettings, such as KafkaSettings("localhost:9092")')
     start = checked_starts(start, flow.topics)
     check_arguments(flow, stores, accept, dead_letters=dead_letters, journal=journal)
-    group = group or flow.name
+    group = None if rebuilding is not None else group or flow.name
     opening = open_run(
         flow,
         kafka=kafka,
@@ -88,6 +91,8 @@ def run_local(
         accept=accept,
         start=start,
         planned=planned,
+        sends=rebuilding is None,
+        rebuilding=rebuilding,
     )
     with local_engine(
         flow,
@@ -99,8 +104,15 @@ def run_local(
         stop=stop or threading.Event(),
         metadata_max_age=metadata_max_age,
         journal=journal,
+        sends=rebuilding is None,
+        held=rebuilding is not None,
     ) as engine:
-        return engine.stream(until_caught_up=until_caught_up, trigger_seconds=trigger_seconds, max_records=max_records)
+        return engine.stream(
+            until_caught_up=until_caught_up,
+            trigger_seconds=trigger_seconds,
+            max_records=max_records,
+            ends=None if rebuilding is None else rebuilding.until,
+        )
 
 
 @contextmanager

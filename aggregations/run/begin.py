@@ -12,15 +12,17 @@ from aggregations.definition.stages import continues
 from aggregations.run.border import check_whole
 from aggregations.run.common import common
 from aggregations.run.consistency import check_marks, check_stores, check_turns, lost_manifests
+from aggregations.run.live import check_live, ref_of, settle_pointer
 from aggregations.run.retire import check_can_expire
 from aggregations.run.risks import LOSSES, Risk, refuse
 from aggregations.run.run import Run
 from aggregations.run.shapes import check_states
 from persistence.commit.faults import EPOCH, effect
+from persistence.epochs import take_epoch
 from persistence.findings import Finding
-from persistence.manifest import Manifest
+from persistence.manifest import Manifest, Rebuilt
 from persistence.marks import Bucket
-from persistence.protocol import FlowRef, StateStore
+from persistence.protocol import StateStore
 from persistence.registry import open_store
 
 
@@ -28,9 +30,10 @@ def begin(
     flow: Flow[Any],
     urls: Mapping[str, str],
     *,
-    generation: int = 1,
+    generation: int | None = None,
     accept: Sequence[str] = (),
     clock: Callable[[], float] = time.time,
+    rebuilt: Rebuilt | None = None,
 ) -> Run:
     """Begin a run: acquire an epoch, fence every older run, then read the progress of each store.
 
@@ -39,26 +42,27 @@ def begin(
     Args:
         flow: The flow.
         urls: URL of the store by stage name, from `bind`.
-        generation: Generation of the states.
+        generation: Generation of the states; None for the live one.
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
         clock: Returns the time in seconds since 1970.
+        rebuilt: The run is that of a rebuild, with this note; None for any other run.
 
     Raises:
-        RunRefusedError: The stores are inconsistent with each other or the flow, and the risk is not accepted.
+        RunRefusedError: The stores are inconsistent with each other or the flow, and the risk is not accepted. Or the
+            generation is not live.
         Fenced: A newer run has begun meanwhile.
     """
     with opened(flow, urls, generation, accept_definition=Risk.DEFINITION in accept) as run:
         run.clock = clock
         run.accept_disorder = Risk.GROWN_UNDRAINED in accept
         run.accept_eviction = Risk.GROWTH_FULL in accept
-        ref, ordered = run.ref, run.distinct_stores()
-        run.manifests = [(name, store.load_manifest(ref)) for name, store in ordered]
-        check_whole(ref, run.manifests)  # before the epoch, which would fence a restore that is at work
-        authority = ordered[0][1]
-        above = max(store.installed_epoch(ref) for _, store in ordered)
-        run.epoch = effect(EPOCH, lambda: authority.acquire_epoch(ref, above=above))
-        for _, store in ordered[1:]:
-            effect(EPOCH, lambda store=store: store.install_epoch(ref, run.epoch))  # type: ignore[misc]
+        run.rebuilt = rebuilt
+        check_live(run, rebuilds=rebuilt is not None)
+        run.manifests = [(name, store.load_manifest(run.ref)) for name, store in run.distinct_stores()]
+        check_whole(run.ref, run.manifests)  # before the epoch, which would fence a restore that is at work
+        run.epoch = take_epoch(run.ref, [store for _, store in run.distinct_stores()], point=EPOCH)
+        check_live(run, rebuilds=rebuilt is not None)
+        settle_pointer(run)
         _read(run, accept)
         _note_stages(run)
         found = [manifest for _, manifest in run.manifests if manifest is not None]
@@ -69,7 +73,7 @@ def begin(
     return run
 
 
-def look(flow: Flow[Any], urls: Mapping[str, str], *, generation: int = 1, accept: Sequence[str] = ()) -> Run:
+def look(flow: Flow[Any], urls: Mapping[str, str], *, generation: int | None = None, accept: Sequence[str] = ()) -> Run:
     """Open a flow's stores read-only, with the checks of `begin`. An active run is not affected.
 
     It acquires no epoch and writes nothing.
@@ -77,7 +81,7 @@ def look(flow: Flow[Any], urls: Mapping[str, str], *, generation: int = 1, accep
     Args:
         flow: The flow.
         urls: URL of the store by stage name, from `bind`.
-        generation: Generation of the states.
+        generation: Generation of the states; None for the live one.
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
 
     Raises:
@@ -90,7 +94,7 @@ def look(flow: Flow[Any], urls: Mapping[str, str], *, generation: int = 1, accep
 
 @contextmanager
 def opened(
-    flow: Flow[Any], urls: Mapping[str, str], generation: int, *, accept_definition: bool = False
+    flow: Flow[Any], urls: Mapping[str, str], generation: int | None, *, accept_definition: bool = False
 ) -> Iterator[Run]:
     """A run without an epoch, on open stores; they are closed if the block raises."""
     with ExitStack() as stack:
@@ -100,7 +104,7 @@ def opened(
             stack.callback(handles[url].close)
         stores = {name: handles[url] for name, url in urls.items()}
         check_can_expire(flow, stores)
-        yield Run(flow, FlowRef(flow.name, generation), stores, urls, 0, None, accept_definition)
+        yield Run(flow, ref_of(flow, stores, generation), stores, urls, 0, None, accept_definition)
         stack.pop_all()
 
 
@@ -119,6 +123,7 @@ def _read(run: Run, accept: Sequence[str]) -> None:
     run.times = max(
         (manifest.times for _, manifest in run.manifests if manifest), key=lambda times: times[-1:], default=()
     )
+    run.rebuilt = next((one.rebuilt for _, one in run.manifests if one and one.rebuilt), run.rebuilt)
     check_whole(run.ref, run.manifests)
     refuse(_findings(run), accept)
     for stage in _redefined(run):

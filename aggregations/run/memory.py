@@ -38,6 +38,7 @@ from persistence.commit.order import commit
 from persistence.commit.steps import CommitStep
 from persistence.errors import StoreError
 from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
+from persistence.manifest import Rebuilt
 
 _LOG = logging.getLogger("headwater.memory")
 
@@ -85,6 +86,8 @@ class MemoryRunner:
             topic never ends.
         clock: Returns the time in seconds since 1970.
         metadata_max_age: Seconds for which producers may not know of new partitions.
+        generation: Generation of the states; None for the live one.
+        rebuilt: The run is that of a rebuild, with this note; the caller does not pass its outputs on.
 
     Raises:
         FlowError: The flow has no source or no stage, a stage has no store, or an argument has the wrong type.
@@ -108,6 +111,8 @@ class MemoryRunner:
         whole: Ends | Mapping[str, Ends] | None = None,
         clock: Callable[[], float] = time.time,
         metadata_max_age: float = METADATA_MAX_AGE_SECONDS,
+        generation: int | None = None,
+        rebuilt: Rebuilt | None = None,
     ) -> None:
         stores = bind(flow, stores)
         check_accept(flow.name, stores, accept)
@@ -118,14 +123,15 @@ class MemoryRunner:
         self.report = Report()
         self._whole = dict.fromkeys(flow.topics, whole) if callable(whole) else whole or {}
         self._clock, self._max_age = clock, metadata_max_age
-        self.run: Run = begin(flow, stores, accept=accept, clock=clock)
+        self.run: Run = begin(flow, stores, generation=generation, accept=accept, clock=clock, rebuilt=rebuilt)
         self._ends = ends
         self._failed = False
         self._idle = IdlePartitions({name: topic.idle_seconds for name, topic in flow.topics.items()})
         self.run.doubted(ends or {})
         self._retirement = Retirement(self.run)
+        outputs = self.outputs  # a reference to the runner would keep its stores open until the collector runs
         self._final = FinalSnapshots(
-            self.run, lambda stage, outputs: effect(close_of(stage), lambda: self.outputs.extend(outputs))
+            self.run, lambda stage, made: effect(close_of(stage), lambda: outputs.extend(made))
         )
         self._leave(self.report)  # what a crashed run left
 

@@ -16,9 +16,11 @@ from aggregations.definition.windows import Window
 from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
 from aggregations.run.begin import opened
 from aggregations.run.border import manifest_alone
+from aggregations.run.live import check_live, make_live, settle_pointer
 from aggregations.run.run import Run
 from aggregations.run.states import renewed_due, state_of
 from persistence.commit.faults import EPOCH, RESTORE, effect
+from persistence.epochs import take_epoch
 from persistence.manifest import Manifest
 from persistence.protocol import Stored, Write
 from persistence.snapshot_file import Header, SnapshotReader
@@ -108,12 +110,13 @@ def _restore(run: Run, snapshot: SnapshotReader, manifest: Manifest, progress: C
         raise RunRefusedError(
             f"{run.ref}: the store of stage {plain[0]} does not keep until when states left: use another one"
         )
-    ordered = run.distinct_stores()
-    above = max(manifest.epoch, *(store.installed_epoch(run.ref) for _, store in ordered))
-    run.epoch = effect(EPOCH, lambda: ordered[0][1].acquire_epoch(run.ref, above=above))
-    for _, store in ordered[1:]:
-        effect(EPOCH, lambda store=store: store.install_epoch(run.ref, run.epoch))  # type: ignore[misc]
+    check_live(run)
+    stores = [store for _, store in run.distinct_stores()]
+    run.epoch = take_epoch(run.ref, stores, above=manifest.epoch, point=EPOCH)
+    check_live(run)
+    settle_pointer(run)
     _check_empty(run, snapshot)  # what a run wrote before this epoch
+    make_live(run)  # the next run without a generation would begin a flow of its own
     run.acknowledged.learn(run.manifests, run.buckets())
     run.earlier, run.times = manifest.earlier, manifest.times
     note = Manifest(run.epoch, manifest.batch, restoring=snapshot.checksum)

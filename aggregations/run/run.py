@@ -17,7 +17,7 @@ from envelope import TopicPartition
 from persistence.commit.faults import EPOCH, FINISH, LEDGER, effect
 from persistence.commit.order import store_order
 from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
-from persistence.manifest import Growth, Manifest, Progress, unread, with_progress_of
+from persistence.manifest import Growth, Manifest, Progress, Rebuilt, unread, with_progress_of
 from persistence.marks import Bucket, KnownMarks
 from persistence.protocol import FlowRef, StageRef, StateStore
 from persistence.times import Committed, committed
@@ -47,6 +47,7 @@ class Run:
         acknowledged: These marks, and the manifests that stores have acknowledged to this run.
         times: When batches were committed; see `Manifest.times`.
         clock: Returns the time in seconds since 1970.
+        rebuilt: Who rebuilt this generation; see `Manifest.rebuilt`.
     """
 
     flow: Flow[Any]
@@ -68,6 +69,7 @@ class Run:
     acknowledged: AcknowledgedWrites = field(init=False)
     times: tuple[Committed, ...] = ()
     clock: Callable[[], float] = time.time
+    rebuilt: Rebuilt | None = None
     _former: dict[str, Manifest] = field(default_factory=dict)
     """By topic that was created again: the manifest of the former one, until a batch of the new one is folded."""
 
@@ -257,7 +259,8 @@ class Run:
     def of_store(self, name: str, manifest: Manifest) -> Manifest:
         """A manifest as the store of that name gets it: with the flow's definitions and the stages that it keeps."""
         kept = tuple(stage for stage, home in self.homes().items() if home == name)
-        return msgspec.structs.replace(manifest, definitions=self.flow.definitions, kept=kept, earlier=self.earlier)
+        own = {"definitions": self.flow.definitions, "earlier": self.earlier, "rebuilt": self.rebuilt}
+        return msgspec.structs.replace(manifest, kept=kept, **own)
 
     def earlier_of(self, stage: Stage) -> Collection[str] | None:
         """Earlier definitions of a stage whose states are continued; None for any."""

@@ -59,7 +59,7 @@ def plan_flow(
     stores: Mapping[str, str],
     dead_letters: str | None = None,
     group: str | None = None,
-    generation: int = 1,
+    generation: int | None = None,
     accept: Sequence[str] = (),
     master: str = "local[2]",
     planned: Callable[[Plan], None] | None = None,

@@ -9,6 +9,7 @@ from aggregations.definition.arguments import check_type
 from aggregations.definition.flow import Flow
 from aggregations.engine.clients import own_clients
 from aggregations.engine.engine import MAX_RECORDS, Engine, finish
+from aggregations.engine.held import Rebuilding
 from aggregations.engine.opening import open_run
 from aggregations.engine.retry import StoppedError
 from aggregations.report import Report
@@ -31,7 +32,7 @@ def run_flow(
     dead_letters: str | None = None,
     journal: str | None = None,
     group: str | None = None,
-    generation: int = 1,
+    generation: int | None = None,
     accept: Sequence[str] = (),
     start: Starts = EARLIEST,
     until_caught_up: bool = False,
@@ -44,6 +45,7 @@ def run_flow(
     planned: Callable[[Plan], None] | None = None,
     stop: threading.Event | None = None,
     metadata_max_age: float = METADATA_MAX_AGE_SECONDS,
+    rebuilding: Rebuilding | None = None,
 ) -> Report:
     """Run a flow on Spark until it is stopped, or until it has caught up with the ends of the topic at its start.
 
@@ -54,7 +56,7 @@ def run_flow(
         dead_letters: Dead-letter topic. Without one the first record that cannot be used ends the run.
         journal: Topic that gets an entry for each batch, for `headwater explain`; None for none.
         group: Consumer group whose offsets show the flow's progress to lag tools; the flow's name when None.
-        generation: Generation of the states.
+        generation: Generation of the states; None for the live one.
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
         start: Where a flow begins to read a topic that it has never read: `earliest`, `latest`, an aware `datetime`
             (the first records at or after it, by their timestamps), or the offset of every partition; with several
@@ -72,6 +74,7 @@ def run_flow(
             a retry, is left to the next run.
         metadata_max_age: Seconds for which producers of the source topic may not know of added partitions: the
             largest `metadata.max.age.ms` of all producers.
+        rebuilding: The run rebuilds a generation for `jobs.replay`; None for any other run.
 
     Returns:
         The counts of all batches.
@@ -90,7 +93,7 @@ def run_flow(
     check_given(
         flow, stores, accept, master_of(master, settings), conf=settings, dead_letters=dead_letters, journal=journal
     )
-    group = group or flow.name
+    group = None if rebuilding is not None else group or flow.name
     stop = stop or threading.Event()
     with jvm_ahead(master, conf or {}):
         opening = open_run(
@@ -104,6 +107,8 @@ def run_flow(
             accept=accept,
             start=start,
             planned=planned,
+            sends=rebuilding is None,
+            rebuilding=rebuilding,
         )
         try:
             with (
@@ -121,11 +126,14 @@ def run_flow(
                     stop=stop,
                     metadata_max_age=metadata_max_age,
                     journal=journal,
+                    sends=rebuilding is None,
+                    held=rebuilding is not None,
                 )
                 return engine.stream(
                     until_caught_up=until_caught_up,
                     trigger_seconds=trigger_seconds,
                     max_records=max_records,
+                    ends=None if rebuilding is None else rebuilding.until,
                 )
         except StoppedError:  # while Spark started
             finish(opening.run)

@@ -73,7 +73,7 @@ def discard(
         result,
         done="discarded",
         written="written",
-        none=f"no dead letter of flow {found.name}, generation {chosen.generation}, matches the options",
+        none=f"no dead letter of flow {found.name}, generation {chosen.generation or 'live'}, matches the options",
         unusable="cannot be discarded, because their key is unknown: {}",
         apply=apply,
         json=json,

@@ -101,7 +101,7 @@ Generation: TypeAlias = Annotated[
         min=1,
         max=MAX_GENERATION,
         metavar="N",
-        help="Number of the set of states; a rebuild writes a new one. Without it: headwater.toml, then 1.",
+        help="Number of the set of states; a rebuild writes a new one. Without it: headwater.toml, then the live one.",
         show_default=False,
     ),
 ]

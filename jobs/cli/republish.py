@@ -156,6 +156,8 @@ def republish(
     from jobs.republish.run import republish as serve
     from jobs.republish.source import InputTopics
 
+    if store:
+        settings.check_shared("the store of the filter", store)
     transform = load(function)
     if not callable(transform):
         raise UsageError(f"{function} is not a function but a {type(transform).__name__}")

@@ -104,7 +104,7 @@ def run(
     With --json it writes one line for the start of each source, one per batch, and one with `"done": true` for the whole run.
     """
     check_runner(runner, master=master, conf=conf)
-    spark = _spark_ahead(master, conf or ()) if runner == SPARK else {}
+    spark = spark_ahead(master, conf or ()) if runner == SPARK else {}
 
     from aggregations.report import Report
     from aggregations.run.start import EARLIEST, parse_all
@@ -125,7 +125,7 @@ def run(
     if runner == SPARK:
         from aggregations.spark import run_flow
 
-        _check_spark(found, chosen, accept or (), master, spark)
+        check_spark(found, chosen, accept or (), master, spark)
         execute = partial(run_flow, modules=files_of(flow), master=master, conf=spark)
     else:
         from aggregations.local import run_local
@@ -171,7 +171,7 @@ def check_runner(runner: str, *, master: str | None, conf: Sequence[str] | None)
             raise UsageError(f"{name} is an option of Spark; remove it, or --runner {LOCAL}")
 
 
-def _spark_ahead(master: str | None, conf: Sequence[str]) -> dict[str, str]:
+def spark_ahead(master: str | None, conf: Sequence[str]) -> dict[str, str]:
     """Spark's settings; its JVM starts meanwhile."""
     from aggregations.spark.jvm import IS_SUBMITTED, start_ahead
     from jobs import settings
@@ -186,7 +186,7 @@ def _spark_ahead(master: str | None, conf: Sequence[str]) -> dict[str, str]:
     return spark
 
 
-def _check_spark(
+def check_spark(
     flow: "Flow[Any]", chosen: "FlowSettings", accept: Sequence[str], master: str | None, conf: Mapping[str, str]
 ) -> None:
     """Refuse what cannot run on Spark, before anything is started."""

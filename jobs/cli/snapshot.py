@@ -1,14 +1,11 @@
 """`headwater snapshot` and `headwater restore`: the states of a flow in a file, and back."""
 
-from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from jobs.cli.options import FlowName, Generation, Json, Stores
-from jobs.environment import UsageError
 from jobs.screen import counted, emit, progress, say, table
 
 
@@ -74,7 +71,8 @@ def restore(
     chosen = settings.of_flow(found, store, generation=generation)
     for line in chosen.lines():
         say(line)
-    _check_lasting(chosen.stores)
+    for stage, url in chosen.stores.items():
+        settings.check_shared(f"the store of stage {stage}", url)
     with progress(f"restoring {source}", unit="states") as bar:
         done = put(
             found,
@@ -91,19 +89,3 @@ def restore(
     if done.expired:
         say(f"left out, because their time was over: {counted(done.expired, 'state')}")
     say(f"the next run resumes after batch {done.batch}")
-
-
-def _check_lasting(stores: Mapping[str, str]) -> None:
-    """Refuse a store that ends with this process.
-
-    Raises:
-        UsageError: The store of a stage is in memory.
-    """
-    from persistence.registry import open_store
-
-    for stage, url in stores.items():
-        with closing(open_store(url)) as store:
-            if not store.capabilities.shared:
-                raise UsageError(
-                    f"the store of stage {stage} is in the memory of one process: give another one with --store URL"
-                )

@@ -122,6 +122,7 @@ def inspect(
     """
     from jobs import settings
     from jobs.loading import load_flow
+    from jobs.replaying.generations import pointer_of
     from jobs.table.view import key_of
     from jobs.views import states
 
@@ -142,7 +143,9 @@ def inspect(
     keys = None if key is None else [key_of(text) for text in dict.fromkeys(key)]
     chosen = settings.of_flow(found, store, generation=generation)
     start = None if window is None else settings.time(window, "--window")
-    read = partial(states, found, name, chosen.stores, generation=chosen.generation)
+    pointer = pointer_of(found, chosen.stores)
+    generation = chosen.generation or pointer.live
+    read = partial(states, found, name, chosen.stores, generation=generation)
     views = read(
         keys=keys,
         start=start,
@@ -157,7 +160,9 @@ def inspect(
     shown = _show(views, shape, output, limit)
     if keys is not None and found.stage(name).aggregate.window is not None:
         shown, limit = sum(any(True for _ in read(keys=[one], start=start)) for one in keys), None  # keys, not windows
-    say(chosen.store_line(name))
+    say(chosen.store_line(name, generation))
+    if pointer.changes:
+        say(str(pointer.changes[-1]))
     if keys is not None and shown < min(len(keys), limit or len(keys)):
         say(f"stage {name} has no state for {len(keys) - shown} of {counted(len(keys), 'key')}")
     elif not shown and given and any(True for _ in read()):

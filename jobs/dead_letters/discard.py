@@ -38,7 +38,7 @@ def discard(
     flow: Flow[Any],
     stores: Mapping[str, str],
     *,
-    generation: int = 1,
+    generation: int | None = None,
     selection: Selection | None = None,
     apply: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -53,7 +53,7 @@ def discard(
         letters: The dead-letter topic.
         flow: The flow that rejected them.
         stores: URL of the store by stage name, from `aggregations.run.binding.bind`.
-        generation: Generation of the states.
+        generation: Generation of the states; None for the live one.
         selection: Which dead letters to discard; all of the flow when None.
         apply: Write the changes; otherwise only count them.
         progress: Called with the number of records read and their total.
@@ -70,7 +70,7 @@ def discard(
     found, result = Letters(settings, letters), Discarded()
     opened = begin(flow, stores, generation=generation) if apply else look(flow, stores, generation=generation)
     with closing(opened) as run:
-        meant = _meant(found, (flow, generation), selection or Selection(), result, progress)
+        meant = _meant(found, (flow, run.ref.generation), selection or Selection(), result, progress)
         while batch := dict(islice(meant, _BATCH)):
             # Items of one record may have been rejected at several stages: one dead letter for each.
             for stage in sorted({stage for stage, _ in batch}):

@@ -15,6 +15,7 @@ from aggregations.definition.flow import END_OF_FLOW, Flow
 from aggregations.report import Report
 from aggregations.run.border import check_whole
 from aggregations.run.common import common
+from aggregations.run.live import ref_of
 from aggregations.run.run import Run
 from envelope import Lineage, Node, Reason, Standing
 from envelope.deadletter import PREFIX, own_headers
@@ -30,7 +31,6 @@ from jobs.explaining.log import Reader, Span
 from jobs.explaining.outcome import SEVEREST, AtStage, Explanation, Fate, Letter, Outcome
 from jobs.tracing import Found, Place
 from persistence.kafka import KafkaSettings
-from persistence.protocol import FlowRef
 from persistence.registry import open_store
 from persistence.times import Committed
 
@@ -53,7 +53,7 @@ def explain(
     stores: Mapping[str, str],
     dead_letters: str | None = None,
     journal: str | None = None,
-    generation: int = 1,
+    generation: int | None = None,
     search: int = SEARCH,
     ranges: Sequence[str] = (),
     limit: int = MOST,
@@ -72,7 +72,7 @@ def explain(
         stores: URL of the store by stage name, from `bind`.
         dead_letters: The flow's dead-letter topic, which is read whole; None if it has none.
         journal: The flow's journal; None if it has none.
-        generation: Generation of the states.
+        generation: Generation of the states; None for the live one.
         search: Number of offsets before a record, and after it, among which other records of its event are searched.
         ranges: Where records are searched; see `jobs.explaining.ranges.spans_of`.
         limit: Number of records that are explained, if more are found.
@@ -120,7 +120,7 @@ def explained(
     *,
     dead_letters: str | None = None,
     journal: str | None = None,
-    generation: int = 1,
+    generation: int | None = None,
     search: int = SEARCH,
     progress: Progress | None = None,
 ) -> Explanation:
@@ -140,7 +140,7 @@ def explained(
         case = Case(flow, run, place, ids, reader.topic_ids({**run.topic_ids, **ids}))
         if (early := case.unread(found)) is not None:
             return early if record is None else replace(early, **_facts(record, case.events.of(record)))
-        by_flow, dead = (flow.name, generation), DeadLetters()
+        by_flow, dead = (flow.name, run.ref.generation), DeadLetters()
         if record is None and dead_letters is not None:
             dead = DeadLetters.read(reader.letters(dead_letters), by_flow, {place}, ids, progress)
             record = next(filter(None, map(rejected_record, dead.by_place.get(place, ()))), None)
@@ -368,7 +368,7 @@ def _facts(record: Record, read: Read | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _opened(flow: Flow[Any], urls: Mapping[str, str], generation: int) -> Iterator[Run]:
+def _opened(flow: Flow[Any], urls: Mapping[str, str], generation: int | None) -> Iterator[Run]:
     """A flow's stores and manifests, read-only: also those of a flow whose start would be refused, unless they have a
     part of a snapshot.
     """
@@ -377,8 +377,9 @@ def _opened(flow: Flow[Any], urls: Mapping[str, str], generation: int) -> Iterat
         for url in dict.fromkeys(urls.values()):
             handles[url] = open_store(url)
             stack.callback(handles[url].close)
-        ref = FlowRef(flow.name, generation)
-        run = Run(flow, ref, {name: handles[url] for name, url in urls.items()}, urls, 0, None)
+        opened = {name: handles[url] for name, url in urls.items()}
+        ref = ref_of(flow, opened, generation)
+        run = Run(flow, ref, opened, urls, 0, None)
         run.manifests = [(name, store.load_manifest(ref)) for name, store in run.distinct_stores()]
         check_whole(ref, run.manifests)
         run.advanced(common([manifest for _, manifest in run.manifests], ref))

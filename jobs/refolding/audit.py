@@ -11,6 +11,7 @@ from aggregations.errors import DefinitionChangedError, RunRefusedError
 from aggregations.per_message.ledger import outputs_before
 from aggregations.run.begin import look
 from aggregations.run.border import check_border, check_unchanged, removed_by_stage
+from aggregations.run.live import live_generation
 from aggregations.run.restore import SNAPSHOT_VERSIONS
 from aggregations.run.run import Run
 from jobs.backup import restore
@@ -85,7 +86,7 @@ def audit(
     *,
     kafka: KafkaSettings,
     stores: Mapping[str, str],
-    generation: int = 1,
+    generation: int | None = None,
     snapshot: Path | None = None,
     stages: Sequence[str] = (),
     keys: Sequence[bytes] = (),
@@ -103,7 +104,7 @@ def audit(
         flow: The flow, with the definition that made the states.
         kafka: Settings of the Kafka cluster.
         stores: URL of the store by stage name, from `bind`.
-        generation: Generation of the states.
+        generation: Generation of the states; None for the live one.
         snapshot: File of `headwater snapshot` to begin with; None for the flow's start.
         stages: Only states of these stages are compared. If there is none, all are, except those behind a lookup: which
             rows they found depends on the batches.
@@ -122,6 +123,8 @@ def audit(
     """
     if not flow.stages:
         raise RunRefusedError(f"flow {flow.name} has no stage, so it keeps no states to compare")
+    if generation is None:
+        generation = live_generation(flow, stores)
     skipped = [] if stages else [stage.name for stage in flow.stages if stage.looks_up]
     compared = [name for name in chosen_stages([flow], stages) if name not in skipped]
     with workspace(work) as directory:

@@ -44,6 +44,8 @@ FINISH = "finish"
 JOURNAL = "journal"
 SNAPSHOT = "snapshot"
 RESTORE = "restore"
+POINTER = "pointer"
+HELD = "held"
 REPUBLISH_PRODUCE = "republish:produce"
 REPUBLISH_FLUSH = "republish:flush"
 REPUBLISH_DEAD_LETTER = "republish:dead_letter"
@@ -95,6 +97,8 @@ _POINTS = {
     JOURNAL: "what a batch read and dropped is sent to the journal, or acknowledged; advisory, for `headwater explain`",
     SNAPSHOT: "the file of a snapshot, which is complete, gets its name",
     RESTORE: "a restore writes a part of a snapshot: the note that it has begun, states, the manifest",
+    POINTER: "the pointer to a flow's live generation is closed to older writers, or written into one store",
+    HELD: "what a rebuild held until the swap, dead letters and published states, is produced and acknowledged",
     FINISH: "a run that ends cleanly notes this in the manifests",
     REPUBLISH_PRODUCE: "a republisher hands a batch of outputs to its producer",
     REPUBLISH_FLUSH: "a republisher waits until its outputs are acknowledged",

@@ -30,6 +30,7 @@ from persistence.contract.epochs import EpochContract
 from persistence.contract.manifests import ManifestContract
 from persistence.contract.marks import MarkContract
 from persistence.contract.model import ModelContract
+from persistence.contract.pointer import PointerContract
 from persistence.contract.processes import ProcessContract
 from persistence.contract.removal import RemovalContract
 from persistence.contract.states import StateContract
@@ -39,7 +40,14 @@ __all__ = ["StoreContract"]
 
 # pytest runs the tests of the last base class first: simple tests before races and random histories.
 class StoreContract(
-    ModelContract, ProcessContract, RemovalContract, MarkContract, ManifestContract, StateContract, EpochContract
+    ModelContract,
+    ProcessContract,
+    PointerContract,
+    RemovalContract,
+    MarkContract,
+    ManifestContract,
+    StateContract,
+    EpochContract,
 ):
     """Tests of the whole contract of a store. Subclass it, define the fixture `store_url`, and run pytest.
 

@@ -6,14 +6,12 @@ import re
 import sqlite3
 import textwrap
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import lmdb
 import pytest
 
 from aggregations import Fields, Flow, Json, MemoryRunner, Record, Topic, bind, count
-from aggregations.run import memory
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "rebuild.md").read_text()
 FLOW = (
@@ -26,9 +24,7 @@ FLOW = (
 
 def fold(url: str, generation: int) -> dict[str, dict[bytes, object]]:
     """Fold three records into a generation, unless it has them, and return its results."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "begin", partial(memory.begin, generation=generation))
-        runner = MemoryRunner(FLOW, bind(FLOW, {}, url))
+    runner = MemoryRunner(FLOW, bind(FLOW, {}, url), generation=generation)
     if not runner.results("air"):
         runner.process(
             Record("legs", 0, offset, None, json.dumps({"tail": f"N{offset}", "carrier": "UA"}).encode())

@@ -15,7 +15,7 @@ from envelope import Histories, Node
 from jobs.backup import Restored, Snapshot
 from jobs.cli.dead_letters import show
 from jobs.cli.run import as_json, show_plan
-from jobs.comparing import Row, Seen, compare
+from jobs.comparing import Comparison, Row, Seen, compare
 from jobs.copying import CopyStatistics
 from jobs.dead_letters.discard import Discarded
 from jobs.dead_letters.letters import Handled
@@ -26,12 +26,15 @@ from jobs.refolding.audit import Audit
 from jobs.refolding.fold import Folded
 from jobs.refolding.history import History
 from jobs.refolding.rehearse import Rehearsal
+from jobs.replay import Differences, Replayed, ReplayPlan, Swapped
+from jobs.replaying.planning import RebuildRange
 from jobs.republish.counts import Statistics, TopicGrowth
 from jobs.stack.state import ServerState
 from jobs.tracing import Found, Place, Step
 from jobs.views import View
 from persistence.findings import Finding
 from persistence.manifest import Growth
+from persistence.pointer import Change, Pointer, Rebuild
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -76,6 +79,17 @@ def test_the_lines_of_redrive_and_discard(capsys: pytest.CaptureFixture[str]) ->
 def test_the_lines_of_snapshot_and_restore() -> None:
     saved = Snapshot(Path("a"), "fleet", 1, {}, 1, 1, {}, "", 0).as_json()
     assert named("Lines of snapshot and restore") == {*saved, *Restored({}, 0, 1, 1).as_json(), "snapshot", "restore"}
+
+
+def test_the_lines_of_replay() -> None:
+    change = Change(0, "ann@host", "swap", 2, "")
+    pointer = Pointer(rebuild=Rebuild(2, 1), changes=(change,))
+    one = RebuildRange("legs", 0, 0, 1)
+    differ = Differences(Comparison({}))
+    plan = ReplayPlan("fleet", 1, 2, True, (), [one], {}, None, pointer, differ).as_json()
+    found = {*plan, *plan["ranges"][0], *plan["changes"][0], *differ.as_json(), *names(Pointer), *names(Rebuild)}
+    found |= {*Replayed("fleet", 2, 1).as_json(), *Swapped("fleet", 2, 1, True, Report(), differ).as_json()}
+    assert named("Lines of replay") == found
 
 
 def test_the_lines_of_rehearse_and_audit() -> None:

@@ -6,12 +6,16 @@ import re
 import sqlite3
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from persistence.kafka import KafkaSettings, Topics
+from aggregations import Fields, Flow, Json, Topic, bind, count
+from aggregations.local import run_local
+from jobs import pointer_of
+from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from tests.support.republish import ROOT
 from tests.support.sessions import written
 
@@ -36,6 +40,30 @@ def guide() -> Load:
         return found
 
     return load
+
+
+def test_the_guide_to_replays(
+    guide: Load, settings: KafkaSettings, topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sales, dead = (f"{name}-{uuid.uuid4().hex}" for name in ("sales", "dead"))
+    for name in (sales, dead):
+        topics.create(name, 1)
+    with AcknowledgedProducer(settings) as producer:
+        for _ in range(3):
+            producer.send(sales, b'{"article": "pear"}', b"pear")
+        producer.flush()
+    source = Topic(sales, payload=Json({"article": str}), envelope=False)
+    flow = Flow("sales").source(source).aggregate("article", key="article", fold=Fields(sales=count()))
+    stores = bind(flow, {}, f"sqlite://{tmp_path}/states.db")
+    run_local(flow, kafka=settings, stores=stores, until_caught_up=True)
+    defined = guide("replay.md", dead=dead)
+    assert defined["mend"](flow, settings, stores, "a test", 0) == 2
+    assert "3 offsets to read, 1 states\ngeneration 2 is 0 offsets behind" in capsys.readouterr().out
+    assert defined["unmend"](flow, settings, stores, "a test") == 1
+    with closing(sqlite3.connect(tmp_path / "states.db")) as database, database:
+        database.execute("DELETE FROM state WHERE key = ?", (b"pear",))
+    assert defined["mend"](flow, settings, stores, "a test", 0) == 1
+    assert pointer_of(flow, stores).changes[-1].what == "abandon"
 
 
 def test_the_guide_to_producer_sessions(guide: Load, settings: KafkaSettings, topics: Topics, tmp_path: Path) -> None:

@@ -15,19 +15,22 @@ from jobs import copying
 from jobs.stack import StackState, process
 from jobs.stack.state import ServerState
 from tests.support.command_table import COMMANDS as OTHERS
-from tests.support.command_table import ELSEWHERE, NOW, STACK_KAFKA, Command, Option
+from tests.support.command_table import ELSEWHERE as OTHERS_ELSEWHERE
+from tests.support.command_table import NOW, STACK_KAFKA, Command, Option
 from tests.support.command_table_backup import BACKUP
 from tests.support.command_table_refolding import REFOLDING
+from tests.support.command_table_replay import REPLAY, REPLAY_ELSEWHERE
 
 __all__ = ["COMMANDS", "ELSEWHERE", "IGNORED", "Calls", "Command", "Exact", "Option", "plant", "recorded_in"]
 
-COMMANDS = OTHERS | BACKUP | REFOLDING
+COMMANDS = OTHERS | BACKUP | REFOLDING | REPLAY
+ELSEWHERE = OTHERS_ELSEWHERE | REPLAY_ELSEWHERE
 
 
 SETTINGS_FILE = '[kafka]\nbootstrap = "file:9092"\n'
 
 
-IGNORED = frozenset({"progress", "planned", "stop"})
+IGNORED = frozenset({"progress", "planned", "stop", "agreed", "runner"})
 """What a command makes itself: callbacks and events."""
 
 

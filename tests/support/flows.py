@@ -19,6 +19,7 @@ from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.definition.windows import tumbling
 from envelope.dedup.history import HISTORY
 from envelope.filters import (
     EventIdFilter,
@@ -253,6 +254,19 @@ def spending(topic: str, table: str, missing: str = "null") -> Flow[Any]:
         .lookup("merchant", merchants, "merchant", missing=missing)
         .aggregate("category", pl.col("category").fill_null("unknown"), Fields(n=count(), cents=total("cents")))
     )
+
+
+def closing(source: str, target: str) -> Flow[Any]:
+    """Legs per aircraft and five minutes, published when the window closes, and legs per carrier."""
+    windowed = (
+        Flow("closing")
+        .source(Topic(source, Leg))
+        .aggregate(
+            "tails", "tail", Fields(legs=count(), minutes=total("minutes")), window=tumbling("5m", retention="0s")
+        )
+    )
+    published = windowed.publish_states(target, on="close")
+    return published.aggregate("carriers", "carrier", Fields(legs=count()), history=512)
 
 
 def incident_number(element: Element[Any]) -> Any:

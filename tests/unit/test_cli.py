@@ -293,6 +293,7 @@ def test_an_empty_text_is_refused_and_does_not_count_as_a_missing_option(
             (f"republish x:y --from a --to b --via v {option}=".split(), f"'{option}': it is empty")
             for option in ("--deduplicate", "--store")
         ),
+        ("republish x:y --from a --to b --via v --store memory://s".split(), "in the memory of one process"),
         (["inspect", "jobs.demo.flow:flow", "--limit", "9" * 30], "Invalid value for '--limit'"),
         (["inspect", "jobs.demo.flow:flow", "--generation", "9" * 30], "Invalid value for '--generation'"),
         (["schema", "print", "cassandra://host"], "names no keyspace"),
@@ -342,7 +343,7 @@ def test_describe_draws_the_flow(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert (told["flow"], said.err) == ("flights", "")
     assert told["steps"][0] == {"step": "source", "what": "flights.legs", "path": "", "branch": ""}
     assert [one["path"] for one in told["steps"]].count("vectorised") == 4
-    assert {"name": "generation", "value": "1", "origin": "default"} in told["settings"]
+    assert {"name": "generation", "value": "live", "origin": "default"} in told["settings"]
 
 
 def test_a_picture_is_written_besides_what_describe_shows(

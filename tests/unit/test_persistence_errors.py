@@ -4,7 +4,7 @@ import pytest
 
 from envelope.redrive import Redrive, read_via
 from persistence.errors import Conflict, Corrupt, Fenced, Terminal, Transient
-from persistence.names import MAX_GENERATION, FlowRef, StageRef
+from persistence.names import MAX_GENERATION, FlowRef, StageRef, check_generation
 
 STAGE = StageRef("fleet", 2, "aircraft")
 
@@ -59,8 +59,11 @@ def test_a_name_that_could_break_a_stored_key_is_refused(name):
 
 
 def test_generations_count_from_one():
-    with pytest.raises(ValueError):
-        FlowRef("fleet", 0)
+    for number in (0, -1):
+        with pytest.raises(ValueError, match="count from 1"):
+            check_generation("fleet", number)
+    with pytest.raises(ValueError, match="count from 1"):
+        FlowRef("fleet", -1)
     with pytest.raises(ValueError, match="from 1 to 999999999"):
         FlowRef("fleet", 1_000_000_000)  # a redriven record could not name it
     assert read_via(Redrive(application="fleet", generation=MAX_GENERATION).via) is not None

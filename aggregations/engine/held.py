@@ -1,0 +1,99 @@
+"""Dead letters of a rebuild: held in its store until the swap, since until then the live generation has its own.
+
+They cannot be dropped. A dead letter belongs to the generation that rejected its record, so those of the live generation
+do not fill the holes of the rebuild. Outputs can: the rebuild reads no record beyond the live generation's manifest, and
+that generation published the outputs of these records before it wrote the manifest.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from aggregations.engine.clients import store_of
+from aggregations.engine.job import Job
+from envelope import TopicPartition
+from envelope.deadletter import DeadLetterRecord
+from persistence.errors import Corrupt
+from persistence.manifest import Rebuilt
+from persistence.names import FlowRef
+from persistence.protocol import StateStore, Write
+from persistence.seal import DamagedError, seal, unseal
+
+HELD: Final = "headwater.held"
+"""The stage of a rebuild that has its dead letters, in the store of the flow's first stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilding:
+    """What is different in the run of a rebuild: no output leaves, dead letters are held, no group offsets are committed.
+
+    Attributes:
+        note: The note in its manifests.
+        until: Offset after the last record that the live generation has committed, by topic and partition. The rebuild
+            reads no record beyond it.
+    """
+
+    note: Rebuilt
+    until: Mapping[TopicPartition, int]
+
+
+class HeldLetter(msgspec.Struct, frozen=True):
+    """A dead letter that is not sent yet.
+
+    Attributes:
+        topic: The dead-letter topic.
+        key: Its key.
+        value: Its value.
+        headers: Its headers.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(HeldLetter)
+
+
+def hold(job: Job, topic: str, name: str, letter: DeadLetterRecord) -> None:
+    """Hold a dead letter, unless an earlier attempt at the batch has done so.
+
+    Args:
+        job: A batch of a rebuild.
+        topic: The dead-letter topic.
+        name: What distinguishes it from the flow's other dead letters.
+        letter: Its content.
+
+    Raises:
+        StoreError: The store does not answer, or a newer rebuild has begun.
+    """
+    ref, store = job.ref.stage(HELD), store_of(next(iter(job.urls.values())))
+    key = name.encode()
+    if key not in store.load(ref, [key]):
+        held = HeldLetter(topic, letter.key, letter.value, list(letter.headers))
+        # It is due with this epoch, so that it can be removed when it is sent.
+        write = Write(key, 0, seal(_encoder.encode(held)), due=job.epoch)
+        store.save(ref, [write], epoch=job.epoch, batch=job.batch)
+
+
+def held_letters(store: StateStore, flow: FlowRef) -> Iterator[HeldLetter]:
+    """The dead letters that a rebuild holds.
+
+    Raises:
+        Corrupt: One cannot be read.
+    """
+    ref = flow.stage(HELD)
+    for key, stored in store.scan(ref):
+        try:
+            yield _decoder.decode(unseal(stored.value))
+        except (DamagedError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Corrupt(f"the dead letter cannot be read: {error}", ref=ref, key=key) from error
+
+
+def forget_letters(store: StateStore, flow: FlowRef, *, epoch: int) -> None:
+    """Remove the dead letters that a rebuild held up to an epoch, after they were sent."""
+    store.remove(flow.stage(HELD), epoch, epoch=epoch, batch=0)

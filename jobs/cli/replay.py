@@ -1,0 +1,334 @@
+"""`headwater replay`: a flow's states are rebuilt beside the live ones, and swapped."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from jobs.cli.comparing import show_differences
+from jobs.cli.options import (
+    STACK_ROOT,
+    Accept,
+    Bootstrap,
+    DeadLetters,
+    FlowName,
+    Json,
+    KafkaFile,
+    Root,
+    Stores,
+    filled,
+)
+from jobs.cli.run import SPARK, check_runner, check_spark, spark_ahead
+from jobs.cli.signals import Stopped, on_signals
+from jobs.environment import UsageError
+from jobs.screen import Bar, counted, emit, progress, say, table
+
+if TYPE_CHECKING:
+    from aggregations.definition.flow import Flow
+    from aggregations.report import Report
+    from jobs.replay import Differences, Replayed, ReplayPlan, Swapped
+    from jobs.settings import FlowSettings
+    from persistence.pointer import Change, Pointer
+
+_SAMPLE: Final = 10
+_PLAN: Final = "a plan"
+
+
+def replay(
+    flow: FlowName,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Rebuild, or continue the rebuild. Without it: show what it would read.")
+    ] = False,
+    swap: Annotated[bool, typer.Option("--swap", help="Make the rebuild the live generation.")] = False,
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="Make the generation live that was live before.")
+    ] = False,
+    abandon: Annotated[bool, typer.Option("--abandon", help="Give up the rebuild.")] = False,
+    reason: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Why, for the audit: needed by whatever changes something.",
+            show_default=False,
+            callback=filled,
+        ),
+    ] = None,
+    redefine: Annotated[
+        bool, typer.Option("--redefine", help="The rebuild has another definition than the live generation.")
+    ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FLOW",
+            help="The flow with the definition of the live generation, to compare redefined stages.",
+            show_default=False,
+            callback=filled,
+        ),
+    ] = None,
+    sample: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Show this many differences of each stage.")
+    ] = _SAMPLE,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take over from a process on another machine that has crashed.")
+    ] = False,
+    store: Stores = None,
+    dead_letters: DeadLetters = None,
+    max_records: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Maximum number of records per batch; 0 for no limit.")
+    ] = 1_000_000,
+    accept: Accept = None,
+    bootstrap: Bootstrap = None,
+    kafka_settings: KafkaFile = None,
+    root: Root = STACK_ROOT,
+    runner: Annotated[
+        str, typer.Option(metavar="spark|local", help="What folds the records: Spark, or this process alone.")
+    ] = SPARK,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Spark's master. Without it: that of spark-submit, then local[2].",
+            show_default=False,
+            callback=filled,
+        ),
+    ] = None,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Spark setting; may be repeated.", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Rebuild the states of a flow beside the live ones, and swap.
+
+    Without --apply, --swap, --rollback or --abandon it shows what a rebuild reads, how many states there are, what
+    Kafka no longer has, and earlier changes. If a rebuild has begun, it also shows how its states differ as of now.
+
+    --apply folds the topic into a new generation, up to where the live one is. The live run goes on. Repeat it after a
+    crash, or to catch up. --swap folds the rest, stops the live run, shows the differences, and makes the rebuild live:
+    start the flow again. --rollback returns to the generation before.
+
+    The exit code is 3 if it would be unsafe: Kafka no longer has the records, the definition has changed, or another
+    replay is at work.
+    """
+    mode = _mode(apply=apply, swap=swap, rollback=rollback, abandon=abandon)
+    _check_options(
+        mode,
+        {
+            "--reason": (reason, ("--apply", "--swap", "--rollback", "--abandon")),
+            "--redefine": (redefine, (_PLAN, "--apply")),
+            "--against": (against, (_PLAN, "--swap")),
+            "--sample": (sample != _SAMPLE, (_PLAN, "--swap")),
+            "--take-over": (take_over, ("--apply", "--swap", "--rollback", "--abandon")),
+            "--dead-letters": (dead_letters, ("--apply", "--swap")),
+            "--max-records": (max_records != 1_000_000, ("--apply", "--swap")),
+            "--accept": (accept, (_PLAN, "--apply", "--swap", "--rollback")),
+            "--runner": (runner != SPARK, ("--apply", "--swap")),
+            "--master": (master, ("--apply", "--swap")),
+            "--conf": (conf, ("--apply", "--swap")),
+        },
+    )
+    if mode != _PLAN and reason is None:
+        raise UsageError(f"{mode}: give --reason, which is kept with the change")
+    check_runner(runner, master=master, conf=conf)
+    spark = spark_ahead(master, conf or ()) if mode in ("--apply", "--swap") and runner == SPARK else {}
+
+    from jobs import replay as verbs
+    from jobs import settings
+    from jobs.directory import Directory
+    from jobs.loading import files_of, load_flow
+
+    found, here = load_flow(flow), Directory.load()
+    other = None if against is None else load_flow(against)
+    chosen = settings.of_flow(found, store, dead_letters=dead_letters, directory=here)
+    for line in chosen.lines():
+        say(line)
+    risks = accept or ()
+    if mode == "--abandon":
+        _show_pointer(verbs.abandon(found, stores=chosen.stores, why=reason or "", take_over=take_over), json=json)
+        return
+    kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
+    if mode == "--rollback":
+        pointer = verbs.rollback(
+            found, kafka=kafka, stores=chosen.stores, why=reason or "", accept=risks, take_over=take_over
+        )
+        _show_pointer(pointer, json=json)
+        return
+    if mode == _PLAN:
+        with progress(f"reading the states of {found.name}", unit="states") as bar:
+            plan = verbs.plan_replay(
+                found,
+                kafka=kafka,
+                stores=chosen.stores,
+                generation=chosen.generation,
+                redefine=redefine,
+                accept=risks,
+                sample=sample,
+                against=other,
+                progress=bar,
+            )
+        _show_plan(plan, json=json)
+        return
+    given: dict[str, Any] = {
+        "kafka": kafka,
+        "stores": chosen.stores,
+        "why": reason or "",
+        "dead_letters": chosen.dead_letters,
+        "generation": chosen.generation,
+        "accept": risks,
+        "take_over": take_over,
+        "runner": _runner(found, chosen, risks, runner, master, spark, files_of(flow)),
+        "max_records": max_records,
+    }
+    stop = threading.Event()
+    with progress(f"rebuilding {found.name}", unit="records") as bar, suppress(Stopped):
+        reports = _Reports(bar)
+        on_signals(
+            stop.set, "stopping after this batch; a second signal stops immediately", idle=lambda: not reports.begun
+        )
+        given |= {"progress": reports.batch, "planned": reports.plan, "stop": stop}
+        if mode == "--apply":
+            _show_rebuilt(verbs.rebuild(found, redefine=redefine, **given), json=json)
+        else:
+            _show_swapped(
+                verbs.swap(found, agreed=partial(_shown, json=json), sample=sample, against=other, **given), json=json
+            )
+
+
+def _mode(**chosen: bool) -> str:
+    given = [f"--{name}" for name, is_given in chosen.items() if is_given]
+    if len(given) > 1:
+        raise UsageError(f"{given[0]} and {given[1]}: give one of them")
+    return given[0] if given else _PLAN
+
+
+def _check_options(mode: str, options: Mapping[str, tuple[object, Sequence[str]]]) -> None:
+    """Refuse options that would be ignored."""
+    for name, (given, modes) in options.items():
+        if given and mode not in modes:
+            raise UsageError(f"{name} is for {' and '.join(modes)}; remove it")
+
+
+def _runner(
+    flow: "Flow[Any]",
+    chosen: "FlowSettings",
+    accept: Sequence[str],
+    runner: str,
+    master: str | None,
+    spark: Mapping[str, str],
+    files: Sequence[Path],
+) -> "Callable[..., Report]":
+    if runner == SPARK:
+        from aggregations.spark import run_flow
+
+        check_spark(flow, chosen, accept, master, spark)
+        return partial(run_flow, modules=files, master=master, conf=spark)
+    from aggregations.local import run_local
+
+    return run_local
+
+
+class _Reports:
+    """Shows the progress of a rebuild."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+        self._records = 0
+        self.begun = False
+
+    def plan(self, _plan: object) -> None:
+        self.begun = True
+
+    def batch(self, report: "Report") -> None:
+        self._records += report.records
+        self._bar(self._records, None)
+
+
+def _show_plan(plan: "ReplayPlan", *, json: bool) -> None:
+    if json:
+        emit(plan.as_json())
+        return
+    table(
+        ((one.topic, one.partition, one.start, one.end, one.records, one.deleted) for one in plan.ranges),
+        ["topic", "partition", "from", "to", "offsets", "deleted"],
+        left=["topic"],
+    )
+    table(plan.keys.items(), ["stage", f"states of generation {plan.live}"], left=["stage"])
+    for name in plan.redefined:
+        say(f"stage {name} has another definition than in generation {plan.live}")
+    if plan.seconds is not None and plan.rate is not None:
+        say(
+            f"at least {_duration(plan.seconds)}: to read {counted(plan.records, 'offset')} as fast as "
+            f"{counted(plan.rate.records, 'record')} were read just now, in {plan.rate.seconds:.1f} s, without folding them"
+        )
+    _show_changes(plan.pointer.changes)
+    if plan.differences is not None:
+        say(f"differences as of now: generation {plan.generation} is {counted(plan.records, 'offset')} behind")
+        _show_differences(plan.differences)
+    continued = "continues the rebuild of" if plan.begun else "rebuilds"
+    say(f"generation {plan.live} is live; --apply {continued} generation {plan.generation}")
+
+
+def _show_rebuilt(done: "Replayed", *, json: bool) -> None:
+    if json:
+        emit(done.as_json())
+        return
+    say(f"{counted(done.report.records, 'record')} in {counted(done.report.batches, 'batch', 'batches')}")
+    if letters := done.report.reasons.total():
+        say(f"{counted(letters, 'dead letter')} held until the swap")
+    say(
+        f"generation {done.generation} is rebuilt; generation {done.live} is live, and "
+        + (f"{counted(done.behind, 'offset')} ahead" if done.behind else "not ahead")
+    )
+
+
+def _shown(differences: "Differences", *, json: bool) -> bool:
+    if not json:
+        _show_differences(differences)
+    return True
+
+
+def _show_swapped(done: "Swapped", *, json: bool) -> None:
+    if json:
+        emit(done.as_json())
+        return
+    say(f"{counted(done.dead_letters, 'dead letter')} and {counted(done.states, 'published state')} sent")
+    say(f"generation {done.live} is live; start the flow again. --rollback returns to generation {done.previous}")
+
+
+def _show_pointer(pointer: "Pointer", *, json: bool) -> None:
+    if json:
+        from msgspec import to_builtins
+
+        emit(to_builtins(pointer))
+        return
+    _show_changes(pointer.changes[-1:])
+    say(f"generation {pointer.live} is live")
+
+
+def _show_differences(differences: "Differences") -> None:
+    show_differences(differences.comparison, "old", "new")
+    if differences.uncompared:
+        say(
+            f"not compared, because the definition has changed: {', '.join(differences.uncompared)}. --against MODULE:FLOW "
+            "names the flow with the old definition"
+        )
+
+
+def _show_changes(changes: "Sequence[Change]") -> None:
+    for one in changes:
+        say(str(one))
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return (
+        f"{minutes // 60} h {minutes % 60} min"
+        if minutes >= 60
+        else f"{minutes} min {rest} s"
+        if minutes
+        else f"{rest} s"
+    )

@@ -1,0 +1,353 @@
+"""Rebuilds the states of a flow into a new generation while the live one goes on, and swaps the two."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aggregations.definition.flow import Flow
+from aggregations.engine.engine import MAX_RECORDS
+from aggregations.errors import RunRefusedError
+from aggregations.local.runner import run_local
+from aggregations.report import Report
+from aggregations.run.plan import Plan
+from aggregations.run.restore import SNAPSHOT_VERSIONS
+from aggregations.run.risks import check_accept, refuse
+from jobs.comparing import SAMPLE
+from jobs.environment import UsageError
+from jobs.refolding.fold import WORK
+from jobs.replaying import generations as steps
+from jobs.replaying.differences import check_against, differences
+from jobs.replaying.folding import Folding, Runner
+from jobs.replaying.generations import Author, Generations, generations_of, pointer_of
+from jobs.replaying.planning import (
+    ReplayPlan,
+    check_definition,
+    check_generations,
+    check_open,
+    check_retention,
+    keys_of,
+    ranges_of,
+    reading_rate,
+)
+from jobs.replaying.results import Differences, Replayed, Swapped
+from jobs.replaying.swapping import at_work, swap_rebuild
+from persistence.findings import Finding
+from persistence.kafka import KafkaSettings, Topics
+from persistence.pointer import Pointer
+
+__all__ = [
+    "Differences",
+    "ReplayPlan",
+    "Replayed",
+    "Swapped",
+    "abandon",
+    "plan_replay",
+    "pointer_of",
+    "rebuild",
+    "rollback",
+    "swap",
+]
+
+Progress = Callable[[int, int | None], Any]
+
+
+def _no_progress(_done: int, _total: int | None) -> None:
+    """Show nothing."""
+
+
+def plan_replay(
+    flow: Flow[Any],
+    *,
+    kafka: KafkaSettings,
+    stores: Mapping[str, str],
+    generation: int | None = None,
+    redefine: bool = False,
+    accept: Sequence[str] = (),
+    sample: int = SAMPLE,
+    against: Flow[Any] | None = None,
+    work: Path = WORK,
+    progress: Progress = _no_progress,
+) -> ReplayPlan:
+    """Show what a rebuild would read, or what is left of it, and make the checks that could refuse it. Nothing is written.
+
+    Args:
+        flow: The flow, with the definition of the new states.
+        kafka: Settings of the Kafka cluster.
+        stores: URL of the store by stage name, from `bind`.
+        generation: The live generation of a flow whose stores have no pointer yet; None for 1.
+        redefine: The new states have another definition.
+        accept: `lost-records`: records that Kafka has deleted may be missing in the new states. And the risks of a run.
+        sample: Differences of each stage that are kept, if the rebuild has begun.
+        against: As for `swap`.
+        work: As for `swap`.
+        progress: Called with the number of states counted or compared, and None.
+
+    Raises:
+        RunRefusedError: A rebuild would be unsafe, or another process is at work on it.
+        BrokerError: Kafka does not answer, or refuses a request.
+        StoreError: A store does not answer.
+    """
+    check_accept(flow.name, stores, accept)
+    with generations_of(flow, stores) as found:
+        pointer = found.pointer()
+        live = _live(found, pointer, generation)
+        redefined = _check(found, pointer, live, redefine=redefine)
+        check_against(found, live, against)
+        if pointer.rebuild is not None:
+            number = pointer.rebuild.generation
+            steps.check_worker(found.ref(number), pointer.rebuild, Author.here(""), take_over=False)
+        else:
+            number = found.next_unused(max(pointer.newest, live))
+        ranges = ranges_of(found, live, number, Topics(kafka))
+        check_retention(found, ranges, accept)
+        keys = keys_of(found, live, progress)
+        rate = reading_rate(kafka, ranges)
+        return ReplayPlan(flow.name, live, number, pointer.rebuild is not None, redefined, ranges, keys, rate, pointer)
+
+
+def rebuild(
+    flow: Flow[Any],
+    *,
+    kafka: KafkaSettings,
+    stores: Mapping[str, str],
+    why: str,
+    dead_letters: str | None = None,
+    generation: int | None = None,
+    redefine: bool = False,
+    accept: Sequence[str] = (),
+    take_over: bool = False,
+    runner: Runner = run_local,
+    max_records: int = MAX_RECORDS,
+    progress: Callable[[Report], None] | None = None,
+    planned: Callable[[Plan], None] | None = None,
+    stop: threading.Event | None = None,
+) -> Replayed:
+    """Rebuild the flow into its next generation, up to what the live one has read; or continue this rebuild.
+
+    The run of the live generation goes on. No output is sent, dead letters are held until the swap, and no group offsets
+    are committed. After a crash at any point, repeat the call.
+
+    Args:
+        flow: The flow, with the definition of the new states.
+        kafka: Settings of the Kafka cluster.
+        stores: URL of the store by stage name, from `bind`: the stores of the live generation.
+        why: The reason, for the audit.
+        dead_letters: The flow's dead-letter topic. Without one the first record that cannot be used ends the rebuild.
+        generation: The live generation of a flow whose stores have no pointer yet; None for 1.
+        redefine: The new states have another definition.
+        accept: `lost-records`: records that Kafka has deleted may be missing in the new states. And the risks of a run.
+        take_over: Continue the rebuild of another process, which is fenced.
+        runner: What folds the records.
+        max_records: Maximum number of records of one batch; 0 for no limit.
+        progress: Called after each batch with its report.
+        planned: Called for each source with its plan: where each partition starts.
+        stop: Set it to end after the current batch.
+
+    Raises:
+        RunRefusedError: It would be unsafe, or another process is at work on the rebuild.
+        BrokerError: Kafka does not answer, or refuses a request.
+        StoreError: A store does not answer, or another command has taken over.
+    """
+    check_accept(flow.name, stores, accept)
+    stop = stop or threading.Event()
+    how = Folding(flow, kafka, stores, dead_letters, runner, accept, max_records, progress, planned, stop)
+    author = Author.here(why)
+    with generations_of(flow, stores) as found:
+        pointer = found.pointer()
+        live = _live(found, pointer, generation)
+        redefined = _check(found, pointer, live, redefine=redefine)
+        if pointer.rebuild is None:  # before anything is written
+            check_retention(found, ranges_of(found, live, None, Topics(kafka)), accept)
+        pointer, note = steps.begin_rebuild(found, author, live=live, redefined=bool(redefined), take_over=take_over)
+        assert pointer.rebuild is not None
+        number = pointer.rebuild.generation
+        with at_work(found, author):
+            report = how.fold(found, pointer, note)
+        return Replayed(flow.name, number, live, report, found.behind(number, live))
+
+
+def swap(
+    flow: Flow[Any],
+    *,
+    kafka: KafkaSettings,
+    stores: Mapping[str, str],
+    why: str,
+    dead_letters: str | None = None,
+    generation: int | None = None,
+    accept: Sequence[str] = (),
+    take_over: bool = False,
+    agreed: Callable[[Differences], bool] = lambda _: True,
+    sample: int = SAMPLE,
+    against: Flow[Any] | None = None,
+    work: Path = WORK,
+    compared: Progress = _no_progress,
+    runner: Runner = run_local,
+    max_records: int = MAX_RECORDS,
+    progress: Callable[[Report], None] | None = None,
+    planned: Callable[[Plan], None] | None = None,
+    stop: threading.Event | None = None,
+) -> Swapped:
+    """Fold what is left, stop the run of the live generation, compare the two, and make the rebuild the live generation.
+
+    The live generation is fenced when the rebuild has caught up with it; what it has read in the meantime is folded then.
+    So both have folded the same records, and the next run continues with the records after them. If the call fails before
+    the swap, the live generation stays live: start its run again. After a crash, repeat the call, or call `rollback`.
+
+    Args:
+        flow: The flow, with the definition of the rebuild.
+        kafka: Settings of the Kafka cluster.
+        stores: URL of the store by stage name, from `bind`.
+        why: The reason, for the audit.
+        dead_letters: The flow's dead-letter topic.
+        generation: Must be None: the generation of `headwater.toml` would win over the pointer.
+        accept: As for `rebuild`.
+        take_over: Take over from another process, which is fenced.
+        agreed: Called with the differences before the swap; if it returns False, the live generation stays live.
+        sample: Differences of each stage that are kept.
+        against: The flow with the definition of the live generation, if the rebuild has another one: for the differences
+            of stages whose definition has changed.
+        work: Directory for copies of states while they are compared.
+        compared: Called with the number of states compared, and None.
+        runner: What folds the records.
+        max_records: Maximum number of records of one batch; 0 for no limit.
+        progress: Called after each batch with its report.
+        planned: Called for each source with its plan: where each partition starts.
+        stop: Set it to end after the current batch.
+
+    Raises:
+        RunRefusedError: There is no rebuild, or it would be unsafe.
+        UsageError: `generation` is given: the pointer cannot override it.
+        BrokerError: Kafka does not answer, or refuses a request.
+        StoreError: A store does not answer, or another command has taken over.
+    """
+    check_accept(flow.name, stores, accept)
+    if generation is not None:
+        raise UsageError(
+            f"flow {flow.name}: remove `generation` from headwater.toml before the swap: runs and readers would not follow it"
+        )
+    stop = stop or threading.Event()
+    how = Folding(flow, kafka, stores, dead_letters, runner, accept, max_records, progress, planned, stop)
+    author = Author.here(why)
+    with generations_of(flow, stores) as found:
+        pointer = found.pointer()
+        if pointer.rebuild is None:
+            raise RunRefusedError(
+                f"flow {flow.name}: no generation is being rebuilt; generation {pointer.live} is live. Rebuild one with --apply"
+            )
+        check_generations(found, pointer.live)
+        check_definition(found, pointer, pointer.live, redefine=False)
+        check_against(found, pointer.live, against)
+        pointer, note = steps.begin_rebuild(found, author, live=pointer.live, redefined=False, take_over=take_over)
+        with at_work(found, author):
+            return swap_rebuild(
+                found,
+                author,
+                pointer,
+                note,
+                how,
+                compare=lambda old, new: differences(
+                    found, old, new, sample=sample, work=work, against=against, progress=compared
+                ),
+                agreed=agreed,
+            )
+
+
+def rollback(
+    flow: Flow[Any],
+    *,
+    kafka: KafkaSettings,
+    stores: Mapping[str, str],
+    why: str,
+    accept: Sequence[str] = (),
+    take_over: bool = False,
+) -> Pointer:
+    """Make the generation that was live before the live one again, or keep it after a swap that was interrupted.
+
+    Its next run, with the code that made it, continues where it was fenced. What the other generation has published since
+    is published again, under the same lineage, and readers drop it.
+
+    Args:
+        flow: The flow.
+        kafka: Settings of the Kafka cluster.
+        stores: URL of the store by stage name, from `bind`.
+        why: The reason, for the audit.
+        accept: `lost-records`: records that Kafka has deleted since may stay missing. `snapshot-versions`: readers of
+            published states ignore those of a lower generation.
+        take_over: Another process may be at work on the swap.
+
+    Returns:
+        The new pointer.
+
+    Raises:
+        RunRefusedError: There is nothing to return to, a rebuild is under way, or a risk is not accepted.
+        BrokerError: Kafka does not answer, or refuses a request.
+        StoreError: A store does not answer, or another command has taken over.
+    """
+    check_accept(flow.name, stores, [risk for risk in accept if risk != SNAPSHOT_VERSIONS])
+    author = Author.here(why)
+    with generations_of(flow, stores) as found:
+        pointer = found.settled()
+        refuse(_published(flow), accept)
+        if pointer.rebuild is not None:
+            steps.check_worker(found.ref(pointer.rebuild.generation), pointer.rebuild, author, take_over=take_over)
+            if not pointer.closing:
+                raise RunRefusedError(
+                    f"{found.ref(pointer.rebuild.generation)}: it is being rebuilt, and not live. To give it up, use --abandon"
+                )
+            return steps.reopen(found, author)
+        if pointer.previous and found.manifest(pointer.previous) is not None:
+            ranges = ranges_of(found, pointer.live, pointer.previous, Topics(kafka))
+            check_retention(found, ranges, accept)
+        return steps.roll_back(found, author)
+
+
+def abandon(flow: Flow[Any], *, stores: Mapping[str, str], why: str, take_over: bool = False) -> Pointer:
+    """Give up the rebuild. Its states stay in the stores until they are dropped; the next rebuild has another number.
+
+    Args:
+        flow: The flow.
+        stores: URL of the store by stage name, from `bind`.
+        why: The reason, for the audit.
+        take_over: Another process may be at work on it; it is fenced.
+
+    Returns:
+        The new pointer.
+
+    Raises:
+        RunRefusedError: There is none, a swap was interrupted, or another process is at work on it.
+        StoreError: A store does not answer, or another command has taken over.
+    """
+    with generations_of(flow, stores) as found:
+        return steps.abandon(found, Author.here(why), take_over=take_over)
+
+
+def _live(found: Generations, pointer: Pointer, generation: int | None) -> int:
+    if not pointer.version:
+        return generation or pointer.live
+    if generation not in (None, pointer.live):
+        raise RunRefusedError(
+            f"{found.ref(generation)}: generation {pointer.live} is live. Remove `generation` from headwater.toml"
+        )
+    return pointer.live
+
+
+def _check(found: Generations, pointer: Pointer, live: int, *, redefine: bool) -> Sequence[str]:
+    check_generations(found, live)
+    check_open(found, pointer)
+    return check_definition(found, pointer, live, redefine=redefine)
+
+
+def _published(flow: Flow[Any]) -> list[Finding]:
+    """The risk of states that are published for a lower generation."""
+    publishing = [stage for stage in flow.stages if stage.snapshots]
+    return [
+        Finding(
+            SNAPSHOT_VERSIONS,
+            f"flow {flow.name}: stage {stage.name} publishes its states to {stage.snapshots[0]}, and readers of this topic "
+            "ignore states of a lower generation than those that they have seen",
+            "Publish them to another topic, or let readers begin anew",
+            unsafe=True,
+        )
+        for stage in publishing[:1]
+    ]

@@ -1,0 +1,92 @@
+"""How the records of a rebuild are folded, and what leaves the stores: everything that a swap needs of Kafka."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from aggregations.definition.flow import Flow
+from aggregations.engine.held import Rebuilding
+from aggregations.report import Report
+from aggregations.run.plan import Plan
+from aggregations.run.start import EARLIEST, Starts
+from jobs.replaying.generations import Generations
+from jobs.replaying.leaving import send_letters, send_states
+from jobs.replaying.planning import check_retention, ranges_of, starts_of
+from persistence.kafka import KafkaSettings, Topics
+from persistence.manifest import Rebuilt
+from persistence.pointer import Pointer
+
+Runner = Callable[..., Report]
+"""`run_local`, or `run_flow` with what Spark needs."""
+
+
+class Outside(Protocol):
+    """What a swap does outside of the pointer."""
+
+    def fold(self, found: Generations, pointer: Pointer, note: Rebuilt) -> Report:
+        """Fold the rebuild up to what the live generation has read."""
+        ...
+
+    def send_letters(self, found: Generations, generation: int) -> int:
+        """Send the dead letters that the rebuild held, and return their number."""
+        ...
+
+    def send_states(self, found: Generations, generation: int) -> int:
+        """Publish the states that the flow publishes, and return their number."""
+        ...
+
+    def stopped(self) -> bool:
+        """Whether the command was asked to end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Folding:
+    """Folds records of Kafka with a runner; the attributes are the arguments of `jobs.replay.rebuild`."""
+
+    flow: Flow[Any]
+    kafka: KafkaSettings
+    stores: Mapping[str, str]
+    dead_letters: str | None
+    runner: Runner
+    accept: Sequence[str]
+    max_records: int
+    progress: Callable[[Report], None] | None
+    planned: Callable[[Plan], None] | None
+    stop: threading.Event
+
+    def fold(self, found: Generations, pointer: Pointer, note: Rebuilt) -> Report:
+        """Fold the rebuild up to what the live generation has read."""
+        assert pointer.rebuild is not None
+        generation, live, topics = pointer.rebuild.generation, pointer.live, Topics(self.kafka)
+        ranges = ranges_of(found, live, generation, topics)
+        check_retention(found, ranges, self.accept)
+        start: Starts = EARLIEST if found.positions(generation) else starts_of(ranges, topics)
+        return self.runner(
+            self.flow,
+            kafka=self.kafka,
+            stores=self.stores,
+            dead_letters=self.dead_letters,
+            generation=generation,
+            accept=self.accept,
+            start=start,
+            until_caught_up=True,
+            max_records=self.max_records,
+            progress=self.progress,
+            planned=self.planned,
+            stop=self.stop,
+            rebuilding=Rebuilding(note, found.positions(live)),
+        )
+
+    def send_letters(self, found: Generations, generation: int) -> int:
+        """Send the dead letters that the rebuild held, and return their number."""
+        return send_letters(found, generation, self.kafka)
+
+    def send_states(self, found: Generations, generation: int) -> int:
+        """Publish the states that the flow publishes, and return their number."""
+        return send_states(found, generation, self.kafka)
+
+    def stopped(self) -> bool:
+        """Whether the command was asked to end."""
+        return self.stop.is_set()

@@ -1,0 +1,287 @@
+"""What a rebuild would read, and why it is refused."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import msgspec
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as Part
+
+from aggregations.engine.clients import NEEDED
+from aggregations.engine.held import HELD
+from aggregations.errors import DefinitionChangedError, RunRefusedError
+from aggregations.run.risks import Risk, refuse, unsafe
+from envelope import TopicPartition
+from jobs.replaying.generations import Generations, stages_redefined
+from jobs.replaying.results import Differences
+from persistence.findings import Finding
+from persistence.kafka import KafkaSettings, Topics
+from persistence.kafka.reading import assign
+from persistence.pointer import Pointer
+
+_SAMPLE_RECORDS: Final = 20_000
+_SAMPLE_SECONDS: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildRange:
+    """What a rebuild reads of one partition.
+
+    Attributes:
+        topic: The topic.
+        partition: The partition.
+        start: The first offset: where the flow began, or where the rebuild continues.
+        end: The offset after the last: where the live generation is.
+        deleted: Offsets at the start of the range, or before it, that retention has deleted. If the flow was not given a
+            start, it began at the first offset of the log, which is not recorded; then all offsets below the log's
+            first one count.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    deleted: int = 0
+
+    @property
+    def first(self) -> int:
+        """The first offset that is still there."""
+        return self.start + self.deleted
+
+    @property
+    def records(self) -> int:
+        """Number of offsets to read."""
+        return max(self.end - self.first, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How fast records were read, without folding them.
+
+    Attributes:
+        records: Records of the range that were read.
+        seconds: Time that it took, with the connection.
+    """
+
+    records: int
+    seconds: float
+
+    def seconds_for(self, records: int) -> float:
+        """Time for so many records."""
+        return records * self.seconds / self.records if self.records else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """What a rebuild would do.
+
+    Attributes:
+        flow: Name of the flow.
+        live: The live generation.
+        generation: The generation that is rebuilt.
+        begun: The rebuild has begun: the ranges are what is left.
+        redefined: Stages whose definition differs from that of the live generation.
+        ranges: What is read.
+        keys: Number of states of the live generation, by stage.
+        rate: How fast the beginning of the ranges was read; None if nothing was.
+        pointer: The pointer, with the earlier changes.
+        differences: The differences between the live generation and the rebuild as they are now, while the rebuild has
+            not read the ranges; None if it has not begun.
+    """
+
+    flow: str
+    live: int
+    generation: int
+    begun: bool
+    redefined: Sequence[str]
+    ranges: Sequence[RebuildRange]
+    keys: Mapping[str, int]
+    rate: Rate | None
+    pointer: Pointer
+    differences: Differences | None = None
+
+    @property
+    def records(self) -> int:
+        """Number of offsets to read."""
+        return sum(one.records for one in self.ranges)
+
+    @property
+    def seconds(self) -> float | None:
+        """The least time that the rebuild takes: that of reading alone, in seconds."""
+        return None if self.rate is None else self.rate.seconds_for(self.records)
+
+    def as_json(self) -> dict[str, Any]:
+        """The plan as a JSON object."""
+        return {
+            "flow": self.flow,
+            "live": self.live,
+            "generation": self.generation,
+            "begun": self.begun,
+            "redefined": list(self.redefined),
+            "ranges": [{**asdict(one), "records": one.records} for one in self.ranges],
+            "records": self.records,
+            "keys": dict(self.keys),
+            "seconds": None if self.seconds is None else round(self.seconds, 1),
+            "differences": None if self.differences is None else self.differences.as_json(),
+            "changes": [msgspec.structs.asdict(one) for one in self.pointer.changes],
+        }
+
+
+def check_generations(found: Generations, live: int) -> None:
+    """Check that the live generation can be rebuilt with this flow and these stores.
+
+    Raises:
+        RunRefusedError: The stores contain nothing of it, or only a part; or the flow cannot be rebuilt.
+    """
+    flow, ref = found.flow, found.ref(live)
+    if HELD in flow.stage_names:
+        raise RunRefusedError(f"flow {flow.name}: a rebuild needs the name of stage {HELD}: rename the stage")
+    if final := [stage for stage in flow.stages if stage.final_snapshots]:
+        raise RunRefusedError(
+            f"flow {flow.name}: stage {final[0].name} publishes windows when they close, and a rebuild does not know which "
+            "ones the live generation has published. Rebuild it by hand, and publish to another topic"
+        )
+    manifests = found.manifests(live)
+    missing = [name for name, manifest in manifests if manifest is None]
+    if len(missing) == len(manifests):
+        raise RunRefusedError(
+            f"{ref}: the stores contain nothing of it; if it ran with other stores, give --store; if it never ran, there is "
+            "nothing to rebuild"
+        )
+    kept = {stage for _, manifest in manifests if manifest for stage in manifest.kept or manifest.definitions}
+    lacking = {stage for _, manifest in manifests if manifest for stage in manifest.definitions} - kept
+    if missing or lacking:
+        what = f"the store of stage {missing[0]} has nothing of it" if missing else f"no store has stage {min(lacking)}"
+        raise RunRefusedError(f"{ref}: {what}. A rebuild is in the stores of the live generation: give these (--store)")
+    if any(manifest.restoring for _, manifest in manifests if manifest):
+        raise RunRefusedError(f"{ref}: a snapshot is being restored. Repeat `headwater restore` first")
+
+
+def check_open(found: Generations, pointer: Pointer) -> None:
+    """Check that no swap and no rollback is under way.
+
+    Raises:
+        RunRefusedError: One is, or was interrupted.
+    """
+    if pointer.closing:
+        command = "--swap, or keep the live generation with --rollback" if pointer.rebuild else "--rollback"
+        raise RunRefusedError(
+            f"{found.ref(pointer.closing)}: it is being replaced, and the command was interrupted. Repeat {command}"
+        )
+
+
+def check_definition(found: Generations, pointer: Pointer, live: int, *, redefine: bool) -> Sequence[str]:
+    """Check that the rebuild has the definition of the live generation, or is to change it.
+
+    Returns:
+        The stages whose definition has changed.
+
+    Raises:
+        DefinitionChangedError: Some have, and this was not announced.
+    """
+    redefined = stages_redefined(found, live)
+    announced = redefine or (pointer.rebuild is not None and pointer.rebuild.redefined)
+    if redefined and not announced:
+        raise DefinitionChangedError(
+            f"{found.ref(live)}: stage {redefined[0]} has another definition there. If the rebuild is to change it, give "
+            "--redefine; otherwise use the code that made the live generation"
+        )
+    return redefined
+
+
+def ranges_of(found: Generations, until: int, generation: int | None, topics: Topics) -> list[RebuildRange]:
+    """What a generation has to read of each partition to have what another one has.
+
+    Args:
+        found: The generations.
+        until: The other generation.
+        generation: The generation; None for one that has not begun, which begins where the other one began.
+        topics: Administrative access to topics.
+
+    Raises:
+        RunRefusedError: A topic does not exist any more, or was created again.
+        BrokerError: Kafka does not answer, or refuses a request.
+    """
+    live, rebuilt = found.manifest(until), None if generation is None else found.manifest(generation)
+    assert live is not None
+    sources = [topic for topic in found.flow.topics if topic in live.positions]
+    if missing := topics.missing(sources):
+        raise RunRefusedError(f"flow {found.flow.name}: topic {missing[0]} does not exist: create it, or restore it")
+    facts, marks = topics.describe(sources), topics.marks(sources)
+    ranges = []
+    for topic in sources:
+        known, now = live.topic_ids.get(topic, ""), facts[topic].topic_id
+        if known and now and known != now:
+            raise RunRefusedError(
+                f"flow {found.flow.name}: topic {topic} was created again, and the live generation has not read it. Run it "
+                "first, with --accept topic-recreated"
+            )
+        given, mine = live.starting_offsets.get(topic, {}), rebuilt.positions.get(topic, {}) if rebuilt else {}
+        for partition, progress in sorted(live.positions[topic].items()):
+            low = marks[TopicPartition(topic, partition)].low
+            start = mine[partition].next_offset if partition in mine else given.get(partition, 0)
+            deleted = max(min(low, progress.next_offset) - start, 0)
+            ranges.append(RebuildRange(topic, partition, start, progress.next_offset, deleted))
+    return ranges
+
+
+def check_retention(found: Generations, ranges: Sequence[RebuildRange], accept: Sequence[str]) -> None:
+    """Check that Kafka still has what is read.
+
+    Raises:
+        RunRefusedError: It does not, and the loss is not accepted.
+    """
+    refuse([_deleted(found, one) for one in ranges if one.deleted], accept)
+
+
+def _deleted(found: Generations, one: RebuildRange) -> Finding:
+    return unsafe(
+        Risk.LOST_RECORDS,
+        f"flow {found.flow.name}: {one.topic}:{one.partition} has to be read from offset {one.start} on, but its log begins at "
+        f"{one.first}: {one.deleted} offsets were deleted, and the states would miss them",
+        "Restore them from a copy of the topic, or accept the loss",
+    )
+
+
+def starts_of(ranges: Sequence[RebuildRange], topics: Topics) -> dict[str, dict[int, int]]:
+    """Where a new rebuild begins, by topic and partition of every source that the live generation has read."""
+    starts: dict[str, dict[int, int]] = {}
+    for one in ranges:
+        starts.setdefault(one.topic, {})[one.partition] = one.first
+    for (topic, partition), mark in topics.marks(list(starts)).items():
+        starts[topic].setdefault(partition, mark.low)  # a partition that the live generation does not know yet
+    return starts
+
+
+def keys_of(found: Generations, live: int, progress: Callable[[int, int | None], Any]) -> dict[str, int]:
+    """Number of states of the live generation by stage of the flow; stages that are new have none."""
+    counts: dict[str, int] = {}
+    done = 0
+    for stage in found.flow.stages:
+        counts[stage.name] = 0
+        for _ in found.run.stores[stage.name].scan(found.ref(live).stage(stage.name)):
+            counts[stage.name] += 1
+            done += 1
+            if done % 1000 == 0:
+                progress(done, None)
+    return counts
+
+
+def reading_rate(kafka: KafkaSettings, ranges: Sequence[RebuildRange]) -> Rate | None:
+    """Read the beginning of the ranges, up to 20,000 records or 3 seconds."""
+    wanted = [one for one in ranges if one.records]
+    if not wanted:
+        return None
+    began, records = time.monotonic(), 0
+    with closing(Consumer(kafka.client(group_id="headwater-replay") | NEEDED)) as consumer:
+        assign(consumer, [Part(one.topic, one.partition, one.first) for one in wanted])
+        left = min(sum(one.records for one in wanted), _SAMPLE_RECORDS)
+        while records < left and (spent := time.monotonic() - began) < _SAMPLE_SECONDS:
+            messages = consumer.consume(min(left - records, 5000), _SAMPLE_SECONDS - spent)
+            records += sum(message.error() is None for message in messages)
+            if any(message.error() is not None for message in messages):  # as a rule, the end of a partition
+                break
+    return Rate(records, time.monotonic() - began) if records else None

@@ -1,0 +1,93 @@
+"""The swap: the rebuild becomes the live generation, or the flow stays as it is."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from aggregations.errors import RunRefusedError
+from aggregations.report import Report
+from jobs.replaying.folding import Outside
+from jobs.replaying.generations import Author, Generations, close_live, end_swap, release, reopen
+from jobs.replaying.results import Differences, Swapped
+from persistence.errors import StoreError
+from persistence.manifest import Rebuilt
+from persistence.pointer import Pointer
+
+
+def swap_rebuild(
+    found: Generations,
+    author: Author,
+    pointer: Pointer,
+    note: Rebuilt,
+    outside: Outside,
+    *,
+    compare: Callable[[int, int], Differences],
+    agreed: Callable[[Differences], bool],
+) -> Swapped:
+    """Swap the rebuild that this process is at work on.
+
+    1. The rebuild catches up, while the live generation goes on.
+    2. The live generation is fenced: its manifest is final.
+    3. The rebuild is folded up to this manifest, so that both have folded the same records.
+    4. The differences are shown. Dead letters and published states are sent.
+    5. The rebuild becomes the live generation.
+
+    Args:
+        found: The generations.
+        author: This process.
+        pointer: The pointer, as `begin_rebuild` returned it.
+        note: The note for the manifests of the rebuild.
+        outside: Folds and sends.
+        compare: Returns the differences between two generations.
+        agreed: Whether to swap, in view of the differences.
+
+    Raises:
+        RunRefusedError: The rebuild was stopped, or did not fold all that the live generation has.
+        StoreError: A store does not answer, or another command has taken over.
+    """
+    assert pointer.rebuild is not None
+    new, old, report = pointer.rebuild.generation, pointer.live, Report()
+    if not pointer.closing:
+        report.add(outside.fold(found, pointer, note))  # so that the flow stands still for a moment only
+        if outside.stopped():
+            raise RunRefusedError(f"{found.ref(new)}: stopped before the swap; generation {old} is live and goes on")
+    with _reopened(found, author):
+        close_live(found)
+        report.add(outside.fold(found, pointer, note))
+        if not found.has_all(new, old):
+            raise RunRefusedError(
+                f"{found.ref(new)}: it has not folded all that generation {old} has, which stays live: start its run again, "
+                "and repeat the command"
+            )
+        differ = compare(old, new)
+        if not agreed(differ):
+            reopen(found, author)
+            return Swapped(found.flow.name, old, new, False, report, differ)
+        letters = outside.send_letters(found, new)
+    # Readers that have seen these states ignore those of a lower generation: from here on there is only the way ahead.
+    states = outside.send_states(found, new)
+    end_swap(found, author)
+    return Swapped(found.flow.name, new, old, True, report, differ, letters, states)
+
+
+@contextmanager
+def at_work(found: Generations, author: Author) -> Iterator[None]:
+    """Note at the end that this process is no longer at work. A process that dies leaves its name behind."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        with suppress(StoreError):
+            release(found, author)
+        raise
+    with suppress(StoreError):
+        release(found, author)
+
+
+@contextmanager
+def _reopened(found: Generations, author: Author) -> Iterator[None]:
+    """Keep the live generation if the block fails."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        with suppress(StoreError):
+            reopen(found, author)
+        raise

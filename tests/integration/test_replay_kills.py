@@ -1,0 +1,140 @@
+"""Rebuilds and swaps as processes: killed at every kind of step while the flow goes on, and a run that was frozen."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path as File
+
+import pytest
+
+from aggregations.local import run_local
+from jobs.cli.errors import Exit
+from jobs.replay import pointer_of
+from jobs.views import states
+from persistence.commit.faults import SPEC
+from tests.messages import Leg
+from tests.support.flows import fleet
+from tests.support.runs import ROOT, Run, some_legs
+from tests.support.world import World, alone, republished
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+APPLY = [
+    *("pointer.before", "pointer.after@3", "epoch.after", "epoch.after@3", "dead_letter.after"),
+    *("persist:carrier.after", "manifest:carrier.after", "finish.after"),
+]
+"""Points of a rebuild in two stores: a change of the pointer has four, the first at its beginning and one at its end."""
+SWAP = [
+    "pointer.after@5",
+    "pointer.after@7",
+    "held.before",
+    "held.after",
+    "held.after@2",
+    "pointer.after@6",
+    "pointer.after@7",
+]
+"""Points of a swap, each killed one continued by the next: the live generation is closed, in one store first; dead letters
+leave; and the rebuild becomes live, in one store first."""
+DEAD = alone(Leg(tail="N1", carrier="AA", minutes=-1))
+
+
+@pytest.fixture
+def world(kafka: str, topic: Callable[..., str], tmp_path: File) -> Iterator[World]:
+    urls = {"aircraft": f"sqlite:///{tmp_path}/a.db", "carrier": f"lmdb://{tmp_path}/c"}
+    made = World(kafka, topic(partitions=2, name="legs"), topic(name="dead"), tmp_path, urls=urls, runner=run_local)
+    code = f"from tests.support.flows import fleet\nflow = fleet({made.topic!r})\nout = flow.publish({topic(name='out')!r})\n"
+    (tmp_path / "flights.py").write_text(code)
+    with closing(made) as world:
+        yield world
+
+
+def headwater(world: World, command: str, *options: str, fault: str = "") -> tuple[int, str]:
+    """Run a command as a process; return its exit code and what it said."""
+    stores = [f"--store={stage}={url}" for stage, url in world.stores(fleet(world.topic)).items()]
+    letters = [] if "--rollback" in options else ["--dead-letters", world.dead]
+    done = subprocess.run(
+        [sys.executable, "-m", "jobs.cli", command, "flights:out", *options, *stores, *letters]
+        + ["--bootstrap", world.settings.bootstrap],
+        cwd=world.directory,
+        env={**os.environ, "PYTHONPATH": os.fspath(ROOT), SPEC: fault},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+def run(world: World) -> tuple[int, str]:
+    return headwater(world, "run", "--runner", "local", "--until-caught-up")
+
+
+def replay(world: World, form: str, fault: str = "") -> tuple[int, str]:
+    runner = [] if form == "--rollback" else ["--runner", "local"]
+    return headwater(world, "replay", form, "--reason", "a test", *runner, fault=fault)
+
+
+def test_a_rebuild_and_a_swap_that_are_killed_at_every_kind_of_step_are_exact_in_the_end(world: World) -> None:
+    flow, sent, size = fleet(world.topic), some_legs(440), 20
+    parts = iter(range(0, len(sent), size))
+
+    def more() -> None:
+        first = next(parts)
+        world.send([*republished(sent, range(max(0, first - 5), first + size)), DEAD])
+
+    more()
+    assert run(world)[0] == Exit.DONE
+    for fault in APPLY:
+        more()
+        assert replay(world, "--apply", fault)[0] == -signal.SIGKILL, fault
+        code, said = run(world)
+        assert code == Exit.DONE, said
+        assert pointer_of(flow, world.stores(flow)).live == 1
+    assert replay(world, "--apply")[0] == Exit.DONE
+    killed = []
+    for fault in SWAP:
+        more()
+        code, said = replay(world, "--swap", fault)
+        assert code == -signal.SIGKILL, f"{fault}: {said}"
+        killed.append(fault)
+        code, said = run(world)
+        assert code == Exit.DONE or (code == Exit.REFUSED and "headwater replay --swap" in said), said
+        if pointer_of(flow, world.stores(flow)).live == 2:
+            break
+    assert killed == SWAP
+    code, said = replay(world, "--swap")
+    assert (code, "no generation is being rebuilt" in said) == (Exit.REFUSED, True)
+    for first in parts:
+        world.send(republished(sent, range(first, first + size)))
+    assert run(world)[0] == Exit.DONE
+    world.check(flow)
+    generations = {letter.generation for letter, _ in world.dead_letters()}
+    assert generations == {1, 2}
+    assert replay(world, "--rollback")[0] == Exit.DONE
+    assert run(world)[0] == Exit.DONE
+    assert pointer_of(flow, world.stores(flow)).live == 1
+    world.check(flow)
+
+
+def test_a_run_that_was_frozen_during_the_swap_writes_nothing_afterwards(world: World) -> None:
+    flow, sent = fleet(world.topic), some_legs(200)
+    world.send(republished(sent))
+    frozen = Run(world, ("fleet", world.topic), local=True, max_records=10)
+    try:
+        frozen.await_batch()
+        frozen.signal(signal.SIGSTOP)
+        for form in ("--apply", "--swap"):
+            code, said = replay(world, form)
+            assert code == Exit.DONE, said
+        before = [*states(flow, "aircraft", world.stores(flow), generation=1)]
+        frozen.signal(signal.SIGCONT)
+        assert frozen.wait() == 1
+        assert "Fenced" in frozen.errors
+    finally:
+        frozen.end()
+    assert [*states(flow, "aircraft", world.stores(flow), generation=1)] == before
+    assert run(world)[0] == Exit.DONE
+    world.check(flow)

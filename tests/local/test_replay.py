@@ -1,0 +1,188 @@
+"""A generation is rebuilt from a real topic while the live one goes on, and the two are swapped."""
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path as File
+from typing import Any
+
+import pytest
+
+from aggregations.definition.aggregates import count, total
+from aggregations.definition.fields import Fields
+from aggregations.definition.flow import Flow
+from aggregations.errors import DefinitionChangedError, RunRefusedError
+from jobs.dead_letters.redrive import redrive
+from jobs.replay import Swapped, abandon, plan_replay, pointer_of, rebuild, rollback, swap
+from jobs.replaying.results import Differences
+from persistence.errors import Fenced
+from persistence.pointer import Pointer
+from tests.messages import Leg
+from tests.support.flows import fleet
+from tests.support.world import World, alone, legs, republished
+
+pytestmark = [pytest.mark.integration]
+
+DEAD = [alone(Leg(tail="N1", carrier="AA", minutes=-1)), alone(Leg(tail="N2", carrier="UA", minutes=-2))]
+
+
+class Site:
+    """A flow that publishes what passes its stages, with two definitions of its second stage."""
+
+    def __init__(self, world: World, out: str, work: File) -> None:
+        self.world = world
+        self.out = out
+        self.work = work
+        self.old = fleet(world.topic).publish(out)
+        first = fleet(world.topic, stages=1)
+        self.new = first.aggregate("carrier", "carrier", Fields(legs=count(), hours=total("hours"))).publish(out)
+
+    def options(self, **options: Any) -> dict[str, Any]:
+        return {"kafka": self.world.settings, "stores": self.world.stores(self.old), **options}
+
+    def rebuild(self, flow: Flow[Any], **options: Any) -> Any:
+        return rebuild(flow, why="hours", **self.options(dead_letters=self.world.dead, **options))
+
+    def swap(self, flow: Flow[Any], **options: Any) -> Swapped:
+        return swap(flow, why="hours", **self.options(dead_letters=self.world.dead, work=self.work, **options))
+
+    def outputs(self) -> Counter[bytes | None]:
+        return Counter(record.value for record in self.world.records(self.out))
+
+    def letters(self) -> Counter[int]:
+        return Counter(letter.generation for letter, _ in self.world.dead_letters())
+
+
+@pytest.fixture
+def site(world: World, topic: Callable[..., str], tmp_path: File) -> Site:
+    return Site(world, topic(name="out"), tmp_path / "work")
+
+
+def test_a_rebuild_with_another_definition_becomes_live_and_is_rolled_back(site: Site) -> None:
+    world, sent = site.world, legs(200)
+    world.send([*republished(sent[:100], [*range(100), *range(40, 60)]), *DEAD])
+    world.run(site.old)
+    offsets = world.topics.group_offsets("fleet")
+    outputs, letters = site.outputs(), site.letters()
+    assert letters == {1: 2}
+    with pytest.raises(DefinitionChangedError, match=r"stage carrier.*--redefine"):
+        plan_replay(site.new, **site.options())
+    plan = plan_replay(site.new, **site.options(redefine=True))
+    assert (plan.live, plan.generation, plan.begun, plan.redefined) == (1, 2, False, ("carrier",))
+    assert plan.records == sum(world.ends(site.old).values()) == 122
+    assert plan.keys == {"aircraft": 8, "carrier": 3}
+    assert plan.rate is not None
+    assert plan.rate.records == 122
+    assert pointer_of(site.new, world.stores(site.new)) == Pointer()
+
+    world.send(republished(sent, range(100, 150)))  # the live generation has not read these
+    done = site.rebuild(site.new, redefine=True, max_records=50)
+    assert (done.generation, done.live, done.behind, done.report.records) == (2, 1, 0, 122)
+    assert done.report.reasons == {"diverted": 2}
+    world.run(site.old)
+    assert (site.letters(), world.topics.group_offsets("fleet") == offsets) == (letters, False)
+    offsets, outputs = world.topics.group_offsets("fleet"), site.outputs()
+    shown: list[Differences] = []
+    swapped = site.swap(site.new, agreed=lambda differ: shown.append(differ) or True)  # type: ignore[func-returns-value]
+    assert (swapped.done, swapped.live, swapped.previous, swapped.dead_letters) == (True, 2, 1, 2)
+    assert swapped.report.records == 50
+    assert swapped.differences.uncompared == ("carrier",)
+    assert swapped.differences.comparison.stages["aircraft"].same == 8
+    assert shown == [swapped.differences]
+    assert site.letters() == {1: 2, 2: 2}
+    assert (site.outputs(), world.topics.group_offsets("fleet")) == (outputs, offsets)
+
+    world.send(republished(sent, range(130, 200)))
+    with pytest.raises(DefinitionChangedError):
+        world.run(site.old)
+    world.run(site.new)
+    world.check(site.new)
+    assert "hours" in world.results(site.new, "carrier")[b"AA"]
+    assert max(site.outputs().values()) == 1
+    assert site.outputs().total() == sum(leg.minutes != 0 for leg in sent)
+
+    assert rollback(site.old, why="a mistake", **site.options()).live == 1
+    world.run(site.old)
+    world.check(site.old)
+    changes = pointer_of(site.old, world.stores(site.old)).changes
+    assert [(one.what, one.generation, one.why) for one in changes] == [
+        ("rebuild", 2, "hours"),
+        ("swap", 2, "hours"),
+        ("rollback", 1, "a mistake"),
+    ]
+
+
+def test_dead_letters_of_a_rebuild_fill_its_holes_after_the_swap(site: Site) -> None:
+    world = site.world
+    world.send([*republished(legs(30)), *DEAD])
+    world.run(site.old)
+    site.rebuild(site.old)
+    site.swap(site.old)
+    before = world.results(site.old, "carrier")[b"AA"]["legs"]
+
+    def mended(key: bytes | None, _value: bytes | None) -> bytes | None:
+        return alone(Leg(tail=(key or b"").decode(), carrier="AA", minutes=1000)).value
+
+    redrive(world.settings, world.dead, apply=True, mend=mended)
+    report = world.run(site.old)
+    assert report.records == 4
+    assert report.verdicts["aircraft"]["redriven"] == 2  # and not those of generation 1
+    assert world.results(site.old, "carrier")[b"AA"]["legs"] == before + 2
+
+
+def test_a_run_at_work_is_stopped_by_the_swap(site: Site) -> None:
+    world = site.world
+    world.send(republished(legs(40)))
+    world.run(site.old)
+    site.rebuild(site.old)
+    world.send(republished(legs(60), range(40, 60)))
+    swapped: list[Swapped] = []
+    with pytest.raises(Fenced):
+        world.run(site.old, max_records=5, progress=lambda _: swapped or swapped.append(site.swap(site.old)))
+    assert swapped[0].done
+    before = {view.key: view for view in world.views(site.old, "aircraft").values()}
+    with pytest.raises(RunRefusedError, match="generation 2 is live"):
+        world.run(site.old, generation=1)
+    assert {view.key: view for view in world.views(site.old, "aircraft").values()} == before
+    world.run(site.old)
+    world.check(site.old)
+    assert site.outputs().total() >= sum(leg.minutes != 0 for leg in legs(60))
+
+
+def test_what_cannot_be_rebuilt_is_refused_and_nothing_is_written(site: Site, topic: Callable[..., str]) -> None:
+    world = site.world
+    with pytest.raises(RunRefusedError, match="contain nothing of it"):
+        site.rebuild(site.old)
+    world.send(republished(legs(40)))
+    world.run(site.old)
+    with pytest.raises(RunRefusedError, match="no generation is being rebuilt"):
+        site.swap(site.old)
+    with pytest.raises(RunRefusedError, match="no earlier generation"):
+        rollback(site.old, why="", **site.options())
+    with pytest.raises(RunRefusedError, match="no generation is being rebuilt"):
+        abandon(site.old, stores=world.stores(site.old), why="")
+    assert pointer_of(site.old, world.stores(site.old)) == Pointer()
+
+
+def test_records_that_kafka_has_deleted_are_not_rebuilt_unless_the_loss_is_accepted(site: Site) -> None:
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    world = site.world
+    world.send(republished(legs(60)))
+    world.run(site.old)
+    admin = AdminClient({"bootstrap.servers": world.settings.bootstrap})
+    for future in admin.delete_records([TopicPartition(world.topic, 0, 5)]).values():
+        future.result(30)
+    with pytest.raises(RunRefusedError, match=r"from offset 0 on.*begins at 5: 5 offsets were deleted.*lost-records"):
+        plan_replay(site.old, **site.options())
+    with pytest.raises(RunRefusedError, match="lost-records"):
+        site.rebuild(site.old)
+    assert pointer_of(site.old, world.stores(site.old)) == Pointer()
+    done = site.rebuild(site.old, accept=["lost-records"])
+    assert done.report.records == sum(world.ends(site.old).values()) - 5
+    swapped = site.swap(site.old, accept=["lost-records"], agreed=lambda _: False)
+    assert not swapped.done
+    assert swapped.differences.comparison.differences > 0
+    world.run(site.old)
+    assert abandon(site.old, stores=world.stores(site.old), why="incomplete").rebuild is None
+    assert plan_replay(site.old, **site.options(accept=["lost-records"])).generation == 3

@@ -1,0 +1,188 @@
+"""What a rebuild, a swap and a rollback refuse on a real broker: one line with the remedy, and nothing is written."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path as File
+from typing import Any
+
+import msgspec
+import pytest
+
+from aggregations.definition.flow import Flow
+from aggregations.definition.windows import tumbling
+from aggregations.errors import RunRefusedError
+from aggregations.run.snapshots import Latest, read_snapshot
+from jobs.environment import UsageError
+from jobs.replay import abandon, plan_replay, pointer_of, rebuild, rollback, swap
+from jobs.replaying.generations import Generations, generations_of
+from persistence.pointer import Pointer, Rebuild
+from tests.support.flows import TOTALS, fleet
+from tests.support.world import World, legs, republished
+
+pytestmark = [pytest.mark.integration]
+
+
+class Fleet:
+    """A flow that has run, and the commands on it."""
+
+    def __init__(self, world: World, flow: Flow[Any], work: File) -> None:
+        self.world = world
+        self.flow = flow
+        self.work = work
+        world.send(republished(legs(60)))
+        world.run(flow)
+
+    def options(self, **options: Any) -> dict[str, Any]:
+        return {"kafka": self.world.settings, "stores": self.world.stores(self.flow), **options}
+
+    def rebuild(self, **options: Any) -> Any:
+        return rebuild(self.flow, **self.options(why="a test", dead_letters=self.world.dead, **options))
+
+    def swap(self, **options: Any) -> Any:
+        given = {"why": "a test", "dead_letters": self.world.dead, "work": self.work, **options}
+        return swap(self.flow, **self.options(**given))
+
+    def pointer(self) -> Pointer:
+        return pointer_of(self.flow, self.world.stores(self.flow))
+
+    def change(self, change: Callable[[Generations], Any]) -> None:
+        with generations_of(self.flow, self.world.stores(self.flow)) as found:
+            change(found)
+
+
+@pytest.fixture
+def fleet_of(world: World, tmp_path: File) -> Fleet:
+    return Fleet(world, fleet(world.topic), tmp_path / "work")
+
+
+def working(fleet: Fleet, worker: str) -> None:
+    """Let a process be at work on the rebuild."""
+
+    def change(found: Generations) -> None:
+        pointer = found.pointer()
+        assert pointer.rebuild is not None
+        found.change(pointer, rebuild=msgspec.structs.replace(pointer.rebuild, worker=worker))
+
+    fleet.change(change)
+
+
+def test_two_replays_at_once(fleet_of: Fleet) -> None:
+    fleet_of.rebuild()
+    host = socket.gethostname()
+    working(fleet_of, f"{host}/{os.getppid()}")
+    before = fleet_of.pointer()
+    said = rf"generation 2: another `headwater replay` is at work.*process {os.getppid()} on {host}.*--take-over"
+    for command in (fleet_of.rebuild, fleet_of.swap):
+        with pytest.raises(RunRefusedError, match=said):
+            command()
+    with pytest.raises(RunRefusedError, match=said):
+        plan_replay(fleet_of.flow, **fleet_of.options())
+    with pytest.raises(RunRefusedError, match=said):
+        abandon(fleet_of.flow, stores=fleet_of.world.stores(fleet_of.flow), why="")
+    assert fleet_of.pointer() == before
+    working(fleet_of, "elsewhere/1")
+    with pytest.raises(RunRefusedError, match="process 1 on elsewhere"):
+        fleet_of.rebuild()
+    assert fleet_of.rebuild(take_over=True).behind == 0
+    working(fleet_of, f"{host}/4194305")  # it has ended
+    assert fleet_of.swap().done
+
+
+def test_a_run_on_the_generation_that_is_rebuilt(fleet_of: Fleet) -> None:
+    fleet_of.rebuild()
+    with pytest.raises(RunRefusedError, match="`headwater replay` rebuilds it"):
+        fleet_of.world.run(fleet_of.flow, generation=2)
+
+
+def test_a_generation_that_was_run_by_hand_is_left_alone(fleet_of: Fleet) -> None:
+    fleet_of.world.run(fleet_of.flow, generation=2)
+    assert fleet_of.rebuild().generation == 3
+
+
+def test_stores_that_are_not_those_of_the_live_generation(fleet_of: Fleet, tmp_path: File) -> None:
+    stores = fleet_of.world.stores(fleet_of.flow)
+    other = {**stores, "carrier": f"sqlite:///{tmp_path}/other.db"}
+    with pytest.raises(RunRefusedError, match="store of stage carrier has nothing of it"):
+        plan_replay(fleet_of.flow, kafka=fleet_of.world.settings, stores=other)
+    with pytest.raises(RunRefusedError, match="contain nothing of it"):
+        plan_replay(fleet_of.flow, kafka=fleet_of.world.settings, stores=dict.fromkeys(stores, other["carrier"]))
+
+
+def test_a_topic_that_does_not_exist_any_more_or_was_created_again(fleet_of: Fleet) -> None:
+    world = fleet_of.world
+    world.topics.delete([world.topic])
+    with pytest.raises(RunRefusedError, match="does not exist"):
+        fleet_of.rebuild()
+    world.topics.create(world.topic, 2)
+    with pytest.raises(RunRefusedError, match="was created again"):
+        fleet_of.rebuild()
+    assert fleet_of.pointer() == Pointer()
+
+
+def test_the_generation_of_a_settings_file(fleet_of: Fleet) -> None:
+    with pytest.raises(RunRefusedError, match="generation 3: the stores contain nothing of it"):
+        plan_replay(fleet_of.flow, **fleet_of.options(generation=3))
+    fleet_of.rebuild(generation=1)
+    with pytest.raises(UsageError, match=r"remove `generation` from headwater.toml before the swap"):
+        fleet_of.swap(generation=1)
+    fleet_of.swap()
+    with pytest.raises(RunRefusedError, match=r"generation 2 is live\. Remove `generation`"):
+        plan_replay(fleet_of.flow, **fleet_of.options(generation=1))
+
+
+def test_a_swap_that_was_interrupted(fleet_of: Fleet) -> None:
+    fleet_of.rebuild()
+    fleet_of.change(lambda found: found.change(found.pointer(), closing=1))
+    with pytest.raises(RunRefusedError, match="--swap` is replacing it"):
+        fleet_of.world.run(fleet_of.flow)
+    with pytest.raises(RunRefusedError, match="Repeat --swap, or keep the live generation with --rollback"):
+        fleet_of.rebuild()
+    with pytest.raises(RunRefusedError, match="First keep generation 1 with --rollback"):
+        abandon(fleet_of.flow, stores=fleet_of.world.stores(fleet_of.flow), why="")
+    assert rollback(fleet_of.flow, **fleet_of.options(why="")).live == 1
+    fleet_of.world.run(fleet_of.flow)
+    with pytest.raises(RunRefusedError, match=r"it is being rebuilt, and not live.*--abandon"):
+        rollback(fleet_of.flow, **fleet_of.options(why=""))
+    assert fleet_of.pointer().rebuild == Rebuild(2, 1)
+
+
+def test_a_flow_for_the_differences_that_is_not_the_live_one(fleet_of: Fleet) -> None:
+    world = fleet_of.world
+    other = fleet(world.topic, stages=1).aggregate("carrier", "tail", TOTALS)
+    with pytest.raises(RunRefusedError, match="stage carrier was made by another definition than that of --against"):
+        plan_replay(fleet_of.flow, **fleet_of.options(against=other))
+
+
+def test_windows_that_are_published_when_they_close(world: World, topic: Callable[..., str], tmp_path: File) -> None:
+    flow = fleet(world.topic, stages=1).aggregate("hour", "carrier", TOTALS, window=tumbling("1h"))
+    site = Fleet(world, flow.publish_states(topic(name="hours"), on="close"), tmp_path / "work")
+    with pytest.raises(RunRefusedError, match=r"stage hour publishes windows when they close.*by hand"):
+        site.rebuild()
+    assert site.pointer() == Pointer()
+
+
+def test_published_states_are_sent_by_the_swap_and_refuse_the_way_back(
+    world: World, topic: Callable[..., str], tmp_path: File
+) -> None:
+    out = topic(name="states")
+    flow = fleet(world.topic, stages=1).publish_states(out)
+    site = Fleet(world, flow, tmp_path / "work")
+    before = len(world.records(out))
+    site.rebuild()
+    assert len(world.records(out)) == before
+    swapped = site.swap()
+    assert swapped.states == len(world.results(flow, "aircraft")) == 8
+    latest = Latest()
+    for record in world.records(out):
+        latest.apply(record.key or b"", read_snapshot(record.value))
+    assert {snapshot.generation for _, snapshot in latest} == {2}
+    assert {key: latest.state(key) for key, _ in latest} == world.results(flow, "aircraft")
+    with pytest.raises(RunRefusedError, match=r"publishes its states to .*--accept snapshot-versions"):
+        rollback(flow, **site.options(why=""))
+    world.send(republished(legs(80), range(60, 80)))
+    world.run(flow)
+    for record in world.records(out):
+        latest.apply(record.key or b"", read_snapshot(record.value))
+    assert {key: latest.state(key) for key, _ in latest} == world.results(flow, "aircraft")
+    assert rollback(flow, **site.options(why="", accept=["snapshot-versions"])).live == 1

@@ -1,0 +1,72 @@
+"""The forms of the command that rebuilds states, as in `command_table`."""
+
+from aggregations.report import Report
+from jobs.comparing import Comparison
+from jobs.replay import Differences, Replayed, ReplayPlan, Swapped
+from persistence.pointer import Change, Pointer
+from tests.support.command_table import BOOTSTRAP, FILE, FLOW, JSON, ROOT, STORE, Command, Option
+
+POINTER = Pointer(3, 2, 1, 2, changes=(Change(0, "ann@host", "swap", 2, "a corrected fold"),))
+CLUSTER = {"bootstrap": BOOTSTRAP, "kafka_settings": FILE, "root": ROOT}
+COMMON = {
+    "flow": Option("tests.support.pure_flow:flow", {"flow.name": "fleet"}, without=FLOW),
+    "store": STORE,
+    "json": JSON,
+}
+CHANGING = {
+    **COMMON,
+    "reason": Option("--reason other", {"why": "other"}, without="--reason fold"),
+    "take_over": Option("--take-over", {"take_over": True}),
+}
+FOLDING = {
+    **CHANGING,
+    **CLUSTER,
+    "dead_letters": Option("--dead-letters dead", {"dead_letters": "dead"}),
+    "max_records": Option("--max-records 7", {"max_records": 7}),
+    "accept": Option("--accept lost-records", {"accept": ["lost-records"]}),
+}
+AGAINST = Option("--against tests.support.pure_flow:flow", {"against.name": "fleet"})
+SAMPLE = Option("--sample 3", {"sample": 3})
+
+REPLAY = {
+    "headwater replay": Command(
+        f"replay {FLOW} --bootstrap b:1",
+        "jobs.replay.plan_replay",
+        ReplayPlan("flights", 1, 2, False, (), (), {"carrier": 3}, None, POINTER),
+        {
+            **COMMON,
+            **CLUSTER,
+            "redefine": Option("--redefine", {"redefine": True}),
+            "accept": FOLDING["accept"],
+            "against": AGAINST,
+            "sample": SAMPLE,
+        },
+    ),
+    "headwater replay (apply)": Command(
+        f"replay {FLOW} --apply --reason fold --bootstrap b:1",
+        "jobs.replay.rebuild",
+        Replayed("flights", 2, 1, Report(records=3, batches=1)),
+        {**FOLDING, "redefine": Option("--redefine", {"redefine": True})},
+    ),
+    "headwater replay (swap)": Command(
+        f"replay {FLOW} --swap --reason fold --bootstrap b:1",
+        "jobs.replay.swap",
+        Swapped("flights", 2, 1, True, Report(), Differences(Comparison({}), ("carrier",))),
+        {**FOLDING, "against": AGAINST, "sample": SAMPLE},
+    ),
+    "headwater replay (rollback)": Command(
+        f"replay {FLOW} --rollback --reason fold --bootstrap b:1",
+        "jobs.replay.rollback",
+        POINTER,
+        {**CHANGING, **CLUSTER, "accept": FOLDING["accept"]},
+    ),
+    "headwater replay (abandon)": Command(
+        f"replay {FLOW} --abandon --reason fold",
+        "jobs.replay.abandon",
+        POINTER,
+        CHANGING,
+    ),
+}
+
+REPLAY_ELSEWHERE = {"headwater replay": {"apply", "swap", "rollback", "abandon", "runner", "master", "conf"}}
+"""Options that choose what is called, and with which runner: `tests/unit/test_cli_replay.py`."""

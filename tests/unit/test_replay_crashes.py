@@ -1,0 +1,169 @@
+"""A rebuild, a swap and a rollback that die at any effect, while the run of the live generation goes on."""
+
+from collections.abc import Callable
+
+import pytest
+
+from aggregations.errors import RunRefusedError
+from persistence.commit.faults import use
+from tests.support.replays import NEW, OLD, CrashAt, Land, dies
+
+
+def begun(*, apart: bool) -> Land:
+    """A live generation that has folded a part of the log, with a run at work."""
+    land = Land.on(apart=apart, length=12)
+    land.go_on(5)
+    return land
+
+
+def check(land: Land, generation: int) -> None:
+    """The flow continues on this generation, and every event is in its states once and has been published."""
+    land.length += 3
+    for _ in range(land.length):
+        land.go_on(3)
+    assert land.pointer().live == generation
+    assert land.pointer().closing == 0
+    assert land.position(generation) == land.length
+    assert land.results(generation) == land.expected(generation, land.length)
+    assert {*land.published} == {*range(1, land.length)}  # the filter removes offset 0
+
+
+def effects(action: Callable[[], object]) -> int:
+    with use(CrashAt(0, applied=False)) as counted:
+        action()
+    return counted.reached
+
+
+def until_done(action: Callable[[], object]) -> None:
+    """Repeat a command as an operator does; at the end it says that there is nothing left to do."""
+    for _ in range(3):
+        try:
+            action()
+        except RunRefusedError as error:
+            assert "no generation is being rebuilt" in str(error)
+            return
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("code", [OLD, NEW], ids=["same", "redefined"])
+def test_a_rebuild_becomes_live_with_exactly_the_records_of_the_live_generation(code, apart):
+    land = begun(apart=apart)
+    assert land.rebuild(code, meanwhile=lambda: land.go_on(1)) == 2
+    assert land.pointer().live == 1
+    land.length = 40
+    land.go_on(2)
+    done = land.swap(meanwhile=lambda: land.go_on(1))
+    assert (done.done, done.live, done.previous) == (True, 2, 1)
+    assert land.results(2) == land.expected(2, land.position(1))
+    assert land.run is None  # it was fenced, and could not begin again during the swap
+    check(land, 2)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_rebuild_that_dies_at_any_effect_is_repeated(applied, apart):
+    trial = begun(apart=apart)
+    for nth in range(1, effects(lambda: trial.rebuild(NEW)) + 1):
+        land = begun(apart=apart)
+        assert dies(lambda land=land: land.rebuild(NEW, meanwhile=lambda: land.go_on(1)), nth, applied=applied)
+        land.code.setdefault(2, NEW)
+        land.go_on(1)
+        assert land.results(1) == land.expected(1, land.position(1))
+        land.rebuild(NEW)
+        until_done(land.swap)
+        check(land, 2)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_swap_that_dies_at_any_effect_is_repeated(applied, apart):
+    trial = begun(apart=apart)
+    trial.rebuild(NEW)
+    trial.go_on(3)
+    for nth in range(1, effects(trial.swap) + 1):
+        land = begun(apart=apart)
+        land.rebuild(NEW)
+        land.go_on(3)
+        assert dies(land.swap, nth, applied=applied)
+        land.go_on(1)
+        land.go_on(1)
+        until_done(land.swap)
+        check(land, 2)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_swap_that_died_at_any_effect_is_taken_back(applied, apart):
+    trial = begun(apart=apart)
+    trial.rebuild(NEW)
+    trial.go_on(3)
+    for nth in range(1, effects(trial.swap) + 1):
+        land = begun(apart=apart)
+        land.rebuild(NEW)
+        land.go_on(3)
+        assert dies(land.swap, nth, applied=applied)
+        assert land.roll_back().live == 1
+        check(land, 1)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_rollback_that_dies_at_any_effect_is_repeated(applied, apart):
+    def swapped() -> Land:
+        land = begun(apart=apart)
+        land.rebuild(NEW)
+        land.swap()
+        land.go_on(3)
+        return land
+
+    for nth in range(1, effects(swapped().roll_back) + 1):
+        land = swapped()
+        assert dies(land.roll_back, nth, applied=applied)
+        land.go_on(1)
+        if land.pointer().live == 2:
+            land.roll_back()
+        check(land, 1)
+
+
+def test_whatever_was_frozen_writes_nothing_into_the_generation_before():
+    land = begun(apart=True)
+    land.start()
+    land.go_on(1)
+    land.rebuild(NEW)
+    land.start()
+    assert len(land.stale) == 2
+    land.stale.append(land.run)
+    land.run = None
+    land.swap()
+    before = land.results(1), land.position(1)
+    for number in range(3):
+        assert not land.wake(number, 2)
+    assert (land.results(1), land.position(1)) == before
+    check(land, 2)
+
+
+def test_a_swap_that_is_declined_leaves_the_live_generation_live():
+    land = begun(apart=True)
+    land.rebuild(NEW)
+    assert not land.swap(agreed=False).done
+    land.go_on(2)
+    assert land.pointer().live == 1
+    land.swap()
+    check(land, 2)
+
+
+def test_a_rollback_is_rolled_back():
+    land = begun(apart=False)
+    land.rebuild(NEW)
+    land.swap()
+    land.go_on(3)
+    assert land.roll_back().live == 1
+    land.go_on(4)
+    assert land.roll_back().live == 2
+    check(land, 2)
+    assert [(one.what, one.generation) for one in land.pointer().changes] == [
+        ("rebuild", 2),
+        ("swap", 2),
+        ("rollback", 1),
+        ("rollback", 2),
+    ]
