@@ -56,7 +56,9 @@ def audited(world: World, flow: Flow[Any], **options: Any) -> Audit:
 def untouched(world: World, flow: Flow[Any]) -> Any:
     """The live states, with their versions, and what is in the dead-letter topic."""
     found = [{key: (one.state, one.version, one.epoch) for key, one in views.items()} for views in world.untimed(flow)]
-    return found, world.manifest(flow), len(world.records(world.dead))
+    with closing(open_store(world.stores(flow)[flow.stages[0].name])) as store:
+        manifests = [store.load_manifest(FlowRef(flow.name, generation)) for generation in (1, 2)]
+    return found, manifests, len(world.records(world.dead))
 
 
 def delete_before(world: World, *places: tuple[int, int]) -> None:

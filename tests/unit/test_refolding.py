@@ -135,6 +135,25 @@ def test_what_may_have_left_one_of_the_stores_is_left_out(flow: Flow[Any], gone:
     )
 
 
+@pytest.mark.parametrize("window", [tumbling("1m"), session("30s")])
+def test_a_key_is_read_in_all_its_windows(window: Any) -> None:
+    run = runner(timed(window))
+    run.process([leg(i, tail, at=i * 60_000) for i, tail in enumerate(["N1", "N2", "N1"])])
+    made, found = rows(run, keys=frozenset({b"N1"}))
+    assert sum(len(one.seen) for one in found) == 2
+    assert made.met == {b"N1"}
+
+
+def test_a_state_of_an_earlier_definition_is_read_as_the_current_one_continues_it() -> None:
+    source = Flow("fleet").source(Topic("legs", Json({"tail": str, "minutes": int}), envelope=False))
+    before = source.aggregate("aircraft", "tail", Fields(n=count()))
+    after = source.aggregate("aircraft", "tail", Fields(n=count(), m=total("minutes")).added(m=0))
+    run = runner(before)
+    run.process(batch(1))
+    [found] = Rows(after, after, 1, gone={}).read(states_of(run))
+    assert found.seen[b"N1"].result == {"n": 1, "m": 0}
+
+
 def test_removals_of_both_sides_count() -> None:
     assert latest_removal({"a": 3, "b": 9}, {"a": 5}, {}) == {"a": 5, "b": 9}
 
