@@ -129,8 +129,9 @@ class MemoryRunner:
         self._idle = IdlePartitions({name: topic.idle_seconds for name, topic in flow.topics.items()})
         self.run.doubted(ends or {})
         self._retirement = Retirement(self.run)
+        outputs = self.outputs  # a reference to the runner would keep its stores open until the collector runs
         self._final = FinalSnapshots(
-            self.run, lambda stage, outputs: effect(close_of(stage), lambda: self.outputs.extend(outputs))
+            self.run, lambda stage, made: effect(close_of(stage), lambda: outputs.extend(made))
         )
         self._leave(self.report)  # what a crashed run left
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from aggregations.definition.aggregates import count, total
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
-from aggregations.definition.windows import Window
+from aggregations.definition.windows import Window, start_bytes, tumbling
 from aggregations.run.snapshots import read_snapshot
 from tests.property.test_retire import WINDOWS, held_after
-from tests.property.test_windows import SCREWS, Attempt, logs
+from tests.property.test_windows import MINUTE, NOW, SCREWS, Attempt, logs
 from tests.support.both import Both
 
 
@@ -41,6 +41,44 @@ def test_each_window_is_published_once_when_all_partitions_have_closed_it(
     published = [(out.key, read_snapshot(out.value).state) for out in both.memory.outputs]
     assert len(published) == len(closed)
     assert dict(published) == closed
+
+
+def passed_on(log: list[Attempt], window: Window, behind: Window) -> dict[bytes, list[Attempt]]:
+    """What a stage behind one with windows folds of a partition's log, by the key of its window."""
+    found: dict[bytes, list[Attempt]] = {}
+    seen: set[tuple[Attempt, int]] = set()
+    latest: int | None = None
+    for one in log:
+        time_us = (NOW + one.minutes * MINUTE) * 1_000
+        for start in window.starts(time_us):
+            if (one, start) in seen or (latest is not None and window.closes_us(start) <= latest):
+                continue
+            seen.add((one, start))
+            [place] = behind.starts(time_us)
+            if latest is None or behind.closes_us(place) > latest:
+                found.setdefault(b"all" + start_bytes(place), []).append(one)
+        latest = time_us if latest is None else max(latest, time_us)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(window=WINDOWS, lateness=st.sampled_from(["0s", "4m"]), found=logs(), data=st.data())
+def test_a_stage_behind_publishes_its_windows_too_of_what_the_first_one_passed_on(
+    window: Window, lateness: str, found: list[list[Attempt]], data: st.DataObject
+) -> None:
+    behind = tumbling("10m", lateness=lateness, retention="0s")
+    first = Flow("fastening").source(SCREWS).aggregate("attempts", "part", Fields(n=count()), window=window)
+    flow = first.publish_states("final", on="close").aggregate("all", pl.lit("all"), Fields(n=count()), window=behind)
+    both = Both(flow.publish_states("behind", on="close"))
+    _, closing_us = held_after(both, window, found, data)
+    wanted: dict[bytes, int] = {}
+    for log in found:
+        for key, events in passed_on(log, window, behind).items():
+            if closing_us is not None and (behind.due(key) + behind.lateness) * 1_000_000 <= closing_us:
+                wanted[key] = wanted.get(key, 0) + len(events)
+    published = [out for out in both.memory.outputs if out.topic == "behind"]
+    assert len(published) == len(wanted)
+    assert {out.key: read_snapshot(out.value).state["n"] for out in published} == wanted
 
 
 @given(minutes=st.integers(-10_000, 10_000), window=WINDOWS)

@@ -75,7 +75,9 @@ def published(value: bytes) -> tuple[str, Standing]:
 def rooted(payload: Payload, *, raw: bool = False) -> bytes:
     """The value that a producer other than a republisher writes: an envelope, or the payload alone."""
     content = _encode_json(payload)
-    return content if raw else encode(Envelope(content, event_id=payload["id"]))
+    if raw:
+        return content
+    return encode(Envelope(content, event_id=payload["id"], producer="till", sequence=payload.get("n")))
 
 
 @dataclass(slots=True)

@@ -10,7 +10,13 @@ from aggregations.definition.aggregates import count, total
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
-from envelope.filters import EventIdFilter, from_value
+from envelope.filters import (
+    EventIdFilter,
+    ProducerFilter,
+    SequenceFilter,
+    deduplicate_by_key_value,
+    from_value,
+)
 from tests.simulation.functions import (
     OUT,
     Aside,
@@ -32,8 +38,16 @@ FINAL = "t"
 SECOND = "u"
 """A second source of the flow, in some worlds: a topic of plain payloads that producers write."""
 FLOW = "simulated"
-IDS = EventIdFilter(from_value("id"), horizon=timedelta(days=365), name="ids")
-COLUMNS = {"id": str, "k": str, "g": str, "h": str, "x": int, "bad": str, "fixed": str}
+_FILTER = "once"
+_YEAR = timedelta(days=365)
+FILTERS: Mapping[str, Any] = {
+    "event id": EventIdFilter(from_value("id"), horizon=_YEAR, name=_FILTER),
+    "interval": deduplicate_by_key_value(from_value("id"), _YEAR, name=_FILTER),
+    "sequence": SequenceFilter(from_value("n"), name=_FILTER),
+    "producer": ProducerFilter(name=_FILTER),
+}
+"""Filters that recognise what a producer writes twice. The last two need numbers that ascend in the flow's topic."""
+COLUMNS = {"id": str, "k": str, "g": str, "h": str, "x": int, "n": int, "bad": str, "fixed": str}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +188,8 @@ class Spec:
         revives: Records that republishers reject are redriven to them.
         second: The flow also reads `SECOND`.
         sessions: The stages have sessions.
-        deduplicates: Producers write some events twice. A filter by their ids comes before all stages of the flow.
+        deduplicates: Producers write some events twice, and this one of `FILTERS` comes before all stages of the flow; empty
+            for none.
         mends: From some moment on the flow accepts what it rejected: a copy may fill a hole before the redriven record.
         aside: What it publishes before a stage is published by a branch; if a filter fails before that stage, in it.
         folds: False for a flow without a stage: its only `stages` entry, `end`, names what its steps make of an element.
@@ -201,7 +216,7 @@ class Spec:
     aside: bool = False
     second: bool = False
     sessions: bool = False
-    deduplicates: bool = False
+    deduplicates: str = ""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -223,7 +238,7 @@ class Spec:
         if self.filters:
             flow = flow.filter(kept_element)
         if self.deduplicates:
-            flow = flow.deduplicate(IDS, history=self.history, lanes=self.lanes)
+            flow = flow.deduplicate(FILTERS[self.deduplicates], history=self.history, lanes=self.lanes)
         for stage in self.stages:
             refuse, bad = Refuse(stage.bad_in_front), Marked(stage.bad_in_front)
             if stage.flat:
@@ -257,7 +272,7 @@ class Spec:
 
     def urls(self, name: str) -> dict[str, str]:
         """URL of the store by stage: of that name, or after the split of a second one."""
-        found = {IDS.name: name} if self.deduplicates else {}
+        found = {_FILTER: name} if self.deduplicates else {}
         return found | {stage.name: name if i < self.split else f"{name}.down" for i, stage in enumerate(self.stages)}
 
     def key_of(self, payload: Payload) -> bytes | None:
@@ -266,7 +281,7 @@ class Spec:
 
     def twice(self, payload: Payload) -> bool:
         """Whether a producer writes an event twice."""
-        return self.deduplicates and digest(payload["id"], "twice") % 3 == 0
+        return bool(self.deduplicates) and digest(payload["id"], "twice") % 3 == 0
 
     def is_raw(self, topic: str) -> bool:
         """Whether a topic contains payloads without envelopes."""
@@ -302,6 +317,7 @@ def event(spec: Spec, name: str) -> Payload:
         "g": f"g{digest(name, 'g') % 2}",
         "h": "h",
         "x": digest(name, "x") % 100,
+        "n": int(name.removeprefix("e")),
         "fixed": "",
         "bad": marks[max(digest(name, "poison") % 16 - 11, 0)],
     }

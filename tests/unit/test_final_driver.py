@@ -46,7 +46,7 @@ class Sent:
         self.messages += outputs
 
 
-def driver(monkeypatch: pytest.MonkeyPatch, sent: Sent) -> Driver:
+def driver(monkeypatch: pytest.MonkeyPatch, sent: Sent, *, sends: bool = True) -> Driver:
     """A run with two open windows, whose next batch closes them."""
     url = fresh_store()
     before = MemoryRunner(FLOW, bind(FLOW, {}, url), topic_ids={"legs": "T1"})
@@ -55,7 +55,9 @@ def driver(monkeypatch: pytest.MonkeyPatch, sent: Sent) -> Driver:
     before.close()
     times = dict.fromkeys(ENDS, (NOW_MS + 600000) * 1000)
     monkeypatch.setattr(batches, "produce_outputs", sent)
-    return Driver(monkeypatch, FLOW, (report(9, changes=Changes(times=times)), []), urls={"aircraft": url})
+    made = Driver(monkeypatch, FLOW, (report(9, changes=Changes(times=times)), []), urls={"aircraft": url})
+    monkeypatch.setattr(made.engine.batches, "_sends", sends)
+    return made
 
 
 @pytest.mark.parametrize("failures", range(3))
@@ -101,3 +103,10 @@ def test_the_tasks_of_the_next_batch_find_published_windows_closed(monkeypatch: 
     assert made.engine.batches._job([], 1, {}, {}).removed == {"aircraft": NOW_MS // 1_000 // 300 * 300}
     made.commit()
     assert made.engine.batches._job([], 1, {}, {}).removed == {"aircraft": NOW_MS // 1_000 + 600}
+
+
+def test_a_fold_that_sends_nothing_counts_the_windows_and_lets_them_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = driver(monkeypatch, sent := Sent(), sends=False)
+    made.commit()
+    assert sent.messages == []
+    assert (made.reports[0].outputs, made.reports[0].removed) == (2, {"aircraft": 2})

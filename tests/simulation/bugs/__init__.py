@@ -24,7 +24,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
 MATTERS: Mapping[str, Callable[[Spec], bool]] = {
     **{name: lambda spec: bool(spec.processors) for name in BUGS if name.startswith("service-")},
     **dict.fromkeys(growth.BUGS, lambda spec: spec.growth == "lagging"),
-    **dict.fromkeys(filters.BUGS, lambda spec: spec.deduplicates),
+    **filters.MATTERS,
     **dict.fromkeys(sources.BUGS, lambda spec: spec.second),
     "outputs-not-marked": lambda spec: spec.audit == OUT,
     "outputs-before-a-stage-not-listed": lambda spec: bool(spec.publishes_before),
