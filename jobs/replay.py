@@ -103,7 +103,11 @@ def plan_replay(
         check_retention(found, ranges, accept)
         keys = keys_of(found, live, progress)
         rate = reading_rate(kafka, ranges)
-        return ReplayPlan(flow.name, live, number, pointer.rebuild is not None, redefined, ranges, keys, rate, pointer)
+        differ = None
+        if found.manifest(number) is not None:
+            differ = differences(found, live, number, sample=sample, work=work, against=against, progress=progress)
+        begun = pointer.rebuild is not None
+        return ReplayPlan(flow.name, live, number, begun, redefined, ranges, keys, rate, pointer, differ)
 
 
 def rebuild(

@@ -59,12 +59,11 @@ def test_a_rebuild_becomes_live_with_exactly_the_records_of_the_live_generation(
     check(land, 2)
 
 
-@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("applied", [False, True])
-def test_a_rebuild_that_dies_at_any_effect_is_repeated(applied, apart):
-    trial = begun(apart=apart)
+def test_a_rebuild_that_dies_at_any_effect_is_repeated(applied):
+    trial = begun(apart=True)
     for nth in range(1, effects(lambda: trial.rebuild(NEW)) + 1):
-        land = begun(apart=apart)
+        land = begun(apart=True)
         assert dies(lambda land=land: land.rebuild(NEW, meanwhile=lambda: land.go_on(1)), nth, applied=applied)
         land.code.setdefault(2, NEW)
         land.go_on(1)
@@ -74,14 +73,13 @@ def test_a_rebuild_that_dies_at_any_effect_is_repeated(applied, apart):
         check(land, 2)
 
 
-@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("applied", [False, True])
-def test_a_swap_that_dies_at_any_effect_is_repeated(applied, apart):
-    trial = begun(apart=apart)
+def test_a_swap_that_dies_at_any_effect_is_repeated(applied):
+    trial = begun(apart=True)
     trial.rebuild(NEW)
     trial.go_on(3)
     for nth in range(1, effects(trial.swap) + 1):
-        land = begun(apart=apart)
+        land = begun(apart=True)
         land.rebuild(NEW)
         land.go_on(3)
         assert dies(land.swap, nth, applied=applied)
@@ -91,14 +89,13 @@ def test_a_swap_that_dies_at_any_effect_is_repeated(applied, apart):
         check(land, 2)
 
 
-@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("applied", [False, True])
-def test_a_swap_that_died_at_any_effect_is_taken_back(applied, apart):
-    trial = begun(apart=apart)
+def test_a_swap_that_died_at_any_effect_is_taken_back(applied):
+    trial = begun(apart=True)
     trial.rebuild(NEW)
     trial.go_on(3)
     for nth in range(1, effects(trial.swap) + 1):
-        land = begun(apart=apart)
+        land = begun(apart=True)
         land.rebuild(NEW)
         land.go_on(3)
         assert dies(land.swap, nth, applied=applied)
@@ -106,11 +103,10 @@ def test_a_swap_that_died_at_any_effect_is_taken_back(applied, apart):
         check(land, 1)
 
 
-@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("applied", [False, True])
-def test_a_rollback_that_dies_at_any_effect_is_repeated(applied, apart):
+def test_a_rollback_that_dies_at_any_effect_is_repeated(applied):
     def swapped() -> Land:
-        land = begun(apart=apart)
+        land = begun(apart=True)
         land.rebuild(NEW)
         land.swap()
         land.go_on(3)

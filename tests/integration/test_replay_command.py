@@ -1,0 +1,92 @@
+"""`headwater replay` on a real broker: what it shows, in text and as JSON."""
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aggregations.local import run_local
+from aggregations.run.binding import bind
+from jobs.cli.errors import Exit
+from jobs.loading import load_flow
+from persistence.kafka import AcknowledgedProducer, KafkaSettings
+from tests.support.cli import run
+
+pytestmark = pytest.mark.integration
+
+FLOWS = """
+from aggregations import Fields, Flow, Topic, count, total
+from aggregations.definition.source import Json
+
+source = Flow("fleet").source(Topic({topic!r}, Json({{"tail": str, "minutes": int}}), envelope=False))
+flow = source.aggregate("aircraft", "tail", Fields(n=count()))
+changed = source.aggregate("aircraft", "tail", Fields(n=count(), minutes=total("minutes")))
+"""
+
+
+def test_a_rebuild_from_its_plan_to_the_audit_of_its_swap(
+    kafka: str,
+    topic: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name, module, settings = topic(name="legs"), f"flows_{uuid.uuid4().hex}", KafkaSettings(kafka)
+    Path(f"{module}.py").write_text(FLOWS.format(topic=name))
+    with AcknowledgedProducer(settings) as producer:
+        for n in range(10):
+            producer.send(name, b'{"tail": "N%d", "minutes": 5}' % (n % 2), b"N%d" % (n % 2))
+        producer.flush()
+    flow = load_flow(f"{module}:flow")
+    run_local(flow, kafka=settings, stores=bind(flow, {}, f"sqlite://{tmp_path}/s.db"), until_caught_up=True)
+
+    def replay(which: str, *options: str, code: Exit = Exit.DONE) -> tuple[str, str]:
+        given = ["replay", f"{module}:{which}", *options, "--store", f"sqlite://{tmp_path}/s.db", "--bootstrap", kafka]
+        assert run(monkeypatch, *given) == code, capsys.readouterr().err
+        said = capsys.readouterr()
+        return said.out, said.err
+
+    assert "stage aircraft has another definition there" in replay("changed", code=Exit.REFUSED)[1]
+    out, err = replay("changed", "--redefine")
+    assert [line.split() for line in out.splitlines() if line.startswith(name)] == [[name, "0", "0", "10", "10", "0"]]
+    assert ["aircraft", "2"] in [line.split() for line in out.splitlines()]
+    assert "stage aircraft has another definition than in generation 1\n" in err
+    assert "to read 10 offsets as fast as 10 records were read just now" in err
+    assert "generation 1 is live; --apply rebuilds generation 2\n" in err
+    local = ["--reason", "minutes, too", "--runner", "local"]
+    out, _ = replay("changed", "--apply", "--redefine", *local, "--json")
+    assert json.loads(out) | {"batches": 1} == {
+        "flow": "fleet",
+        "generation": 2,
+        "live": 1,
+        "records": 10,
+        "batches": 1,
+        "dead_letters": {},
+        "outputs": 0,
+        "behind": 0,
+    }
+    out, err = replay("changed")
+    assert "rebuild of generation 2 by " in err
+    assert "not compared, because the definition has changed: aircraft" in err
+    assert "generation 1 is live; --apply continues the rebuild of generation 2\n" in err
+    out, err = replay("changed", "--against", f"{module}:flow")
+    assert "differences as of now: generation 2 is 0 offsets behind" in err
+    assert ["aircraft", "minutes", "2"] in [line.split()[:3] for line in out.splitlines()]
+    told = json.loads(replay("changed", "--against", f"{module}:flow", "--json")[0])
+    assert told["differences"]["stages"]["aircraft"]["changed"] == 2
+    assert (told["begun"], told["changes"][0]["why"]) == (True, "minutes, too")
+    out, err = replay("changed", "--swap", *local, "--against", f"{module}:flow")
+    assert ["aircraft", "minutes", "2"] in [line.split()[:3] for line in out.splitlines()]
+    assert "generation 2 is live; start the flow again. --rollback returns to generation 1\n" in err
+
+    assert run(monkeypatch, "inspect", f"{module}:changed", "--store", f"sqlite://{tmp_path}/s.db") == Exit.DONE
+    said = capsys.readouterr()
+    assert "25" in said.out
+    assert "stage aircraft, generation 2: " in said.err
+    assert said.err.rstrip().endswith(": minutes, too")
+    assert " swap of generation 2 by " in said.err
+    assert "generation 1 is live\n" in replay("flow", "--rollback", "--reason", "a mistake")[1]
+    assert "no generation is being rebuilt" in replay("flow", "--abandon", "--reason", "-", code=Exit.REFUSED)[1]
