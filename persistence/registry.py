@@ -1,6 +1,7 @@
 """Opens stores by URL. Each scheme names a function by dotted path, so that a driver is imported only on use."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from importlib import import_module, metadata
 from types import ModuleType
 from urllib.parse import urlsplit
@@ -44,6 +45,19 @@ def open_store(url: str) -> StateStore:
     module, function = _resolve(url)
     opener: Callable[[str], StateStore] = getattr(module, function)
     return opener(url)
+
+
+def open_stores(urls: Iterable[str], stack: ExitStack) -> dict[str, StateStore]:
+    """Open the store of each URL once, by URL; the stack closes them.
+
+    Raises:
+        Terminal: As `open_store`.
+    """
+    handles: dict[str, StateStore] = {}
+    for url in dict.fromkeys(urls):
+        handles[url] = open_store(url)
+        stack.callback(handles[url].close)
+    return handles
 
 
 def preflight(url: str) -> list[Finding]:

@@ -17,7 +17,7 @@ from aggregations.per_message.publishing import OutputMessage
 from envelope.deadletter import DeadLetterHeaders, Form, dead_letter_record
 from persistence.commit.faults import DEAD_LETTER, effect
 from persistence.commit.steps import CommitStep
-from persistence.kafka import AcknowledgedProducer, BrokerUnavailable, KafkaSettings, Message
+from persistence.kafka import BrokerUnavailable, KafkaSettings, Message
 from persistence.kafka.errors import passes
 from persistence.kafka.reading import assign
 
@@ -61,21 +61,16 @@ def produce_outputs(kafka: KafkaSettings, outputs: Sequence[OutputMessage]) -> N
     if not outputs:
         return
     producer = producer_of(kafka)
-    topics: dict[str, list[OutputMessage]] = {}  # the order within a partition matters, not that among topics
+    topics: dict[str, list[Message]] = {}  # the order within a partition matters, not that among topics
     for output in outputs:
-        topics.setdefault(output.topic, []).append(output)
-    for topic, some in topics.items():
-        for start in range(0, len(some), _SLICE):
-            _send(producer, topic, some[start : start + _SLICE])
+        message = Message(value=output.value, key=output.key)
+        if output.headers:
+            message["headers"] = output.headers
+        topics.setdefault(output.topic, []).append(message)
+    for topic, messages in topics.items():
+        for start in range(0, len(messages), _SLICE):
+            producer.send_many(topic, messages[start : start + _SLICE])
     producer.flush()
-
-
-def _send(producer: AcknowledgedProducer, topic: str, outputs: Sequence[OutputMessage]) -> None:
-    if not any(output.headers for output in outputs):
-        producer.send_many(topic, [Message(value=output.value, key=output.key) for output in outputs])
-        return
-    for output in outputs:
-        producer.send(topic, output.value, output.key, output.headers)
 
 
 def _dead_letters(job: Job, dead: Sequence[RejectedRecord]) -> None:

@@ -22,8 +22,7 @@ from persistence.epochs import take_epoch
 from persistence.findings import Finding
 from persistence.manifest import Manifest, Rebuilt
 from persistence.marks import Bucket
-from persistence.protocol import StateStore
-from persistence.registry import open_store
+from persistence.registry import open_stores
 
 
 def begin(
@@ -98,10 +97,7 @@ def opened(
 ) -> Iterator[Run]:
     """A run without an epoch, on open stores; they are closed if the block raises."""
     with ExitStack() as stack:
-        handles: dict[str, StateStore] = {}
-        for url in dict.fromkeys(urls.values()):
-            handles[url] = open_store(url)
-            stack.callback(handles[url].close)
+        handles = open_stores(urls.values(), stack)
         stores = {name: handles[url] for name, url in urls.items()}
         check_can_expire(flow, stores)
         yield Run(flow, ref_of(flow, stores, generation), stores, urls, 0, None, accept_definition)

@@ -10,7 +10,7 @@ from aggregations.run.run import Run
 from persistence.names import FlowRef, check_generation
 from persistence.pointer import Pointer, change_pointer, copy_pointer, load_pointer
 from persistence.protocol import StateStore
-from persistence.registry import open_store
+from persistence.registry import open_stores
 
 
 def live_generation(flow: Flow[Any], urls: Mapping[str, str]) -> int:
@@ -24,11 +24,7 @@ def live_generation(flow: Flow[Any], urls: Mapping[str, str]) -> int:
         StoreError: A store does not answer.
     """
     with ExitStack() as stack:
-        stores = []
-        for url in dict.fromkeys(urls.values()):
-            stores.append(open_store(url))
-            stack.callback(stores[-1].close)
-        return load_pointer(stores, flow.name).live
+        return load_pointer([*open_stores(urls.values(), stack).values()], flow.name).live
 
 
 def ref_of(flow: Flow[Any], stores: Mapping[str, StateStore], generation: int | None) -> FlowRef:

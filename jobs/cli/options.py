@@ -1,7 +1,7 @@
 """Options shared by several commands."""
 
 from pathlib import Path
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import typer
 
@@ -91,6 +91,20 @@ JournalTopic: TypeAlias = Annotated[
         "--journal",
         metavar="TOPIC",
         help="Topic with an entry for each batch: what it read and dropped. Without it: headwater.toml; without both, none.",
+        show_default=False,
+        callback=filled,
+    ),
+]
+MAX_RECORDS: Final = 1_000_000
+MaxRecords: TypeAlias = Annotated[
+    int, typer.Option(metavar="N", min=0, help="Maximum number of records per batch; 0 for no limit.")
+]
+SparkMaster: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--master",
+        metavar="URL",
+        help="Spark's master. Without it: that of spark-submit, then local[2].",
         show_default=False,
         callback=filled,
     ),

@@ -11,6 +11,7 @@ import typer
 
 from jobs.cli.comparing import show_differences
 from jobs.cli.options import (
+    MAX_RECORDS,
     STACK_ROOT,
     Accept,
     Bootstrap,
@@ -18,7 +19,9 @@ from jobs.cli.options import (
     FlowName,
     Json,
     KafkaFile,
+    MaxRecords,
     Root,
+    SparkMaster,
     Stores,
     filled,
 )
@@ -77,9 +80,7 @@ def replay(
     ] = False,
     store: Stores = None,
     dead_letters: DeadLetters = None,
-    max_records: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Maximum number of records per batch; 0 for no limit.")
-    ] = 1_000_000,
+    max_records: MaxRecords = MAX_RECORDS,
     accept: Accept = None,
     bootstrap: Bootstrap = None,
     kafka_settings: KafkaFile = None,
@@ -87,15 +88,7 @@ def replay(
     runner: Annotated[
         str, typer.Option(metavar="spark|local", help="What folds the records: Spark, or this process alone.")
     ] = SPARK,
-    master: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Spark's master. Without it: that of spark-submit, then local[2].",
-            show_default=False,
-            callback=filled,
-        ),
-    ] = None,
+    master: SparkMaster = None,
     conf: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="Spark setting; may be repeated.", show_default=False),
@@ -124,7 +117,7 @@ def replay(
             "--sample": (sample != _SAMPLE, (_PLAN, "--swap")),
             "--take-over": (take_over, ("--apply", "--swap", "--rollback", "--abandon")),
             "--dead-letters": (dead_letters, ("--apply", "--swap")),
-            "--max-records": (max_records != 1_000_000, ("--apply", "--swap")),
+            "--max-records": (max_records != MAX_RECORDS, ("--apply", "--swap")),
             "--accept": (accept, (_PLAN, "--apply", "--swap", "--rollback")),
             "--runner": (runner != SPARK, ("--apply", "--swap")),
             "--master": (master, ("--apply", "--swap")),

@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from jobs.cli.options import (
+    MAX_RECORDS,
     METADATA_MAX_AGE,
     STACK_ROOT,
     Accept,
@@ -24,11 +25,12 @@ from jobs.cli.options import (
     JournalTopic,
     Json,
     KafkaFile,
+    MaxRecords,
     MetadataMaxAge,
     Root,
+    SparkMaster,
     StartAt,
     Stores,
-    filled,
 )
 from jobs.cli.signals import Stopped, on_signals
 from jobs.environment import UsageError
@@ -59,9 +61,7 @@ def run(
             metavar="DURATION", help="Persist interval: at most one batch in this time, such as 500ms, 1s or 1m."
         ),
     ] = "1s",
-    max_records: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Maximum number of records per batch; 0 for no limit.")
-    ] = 1_000_000,
+    max_records: MaxRecords = MAX_RECORDS,
     group: Group = None,
     generation: Generation = None,
     start: StartAt = None,
@@ -77,15 +77,7 @@ def run(
             help="What runs the flow: Spark, or this process alone. Either continues what the other began.",
         ),
     ] = SPARK,
-    master: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Spark's master. Without it: that of spark-submit, then local[2].",
-            show_default=False,
-            callback=filled,
-        ),
-    ] = None,
+    master: SparkMaster = None,
     conf: Annotated[
         list[str] | None,
         typer.Option(

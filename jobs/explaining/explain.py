@@ -31,7 +31,7 @@ from jobs.explaining.log import Reader, Span
 from jobs.explaining.outcome import SEVEREST, AtStage, Explanation, Fate, Letter, Outcome
 from jobs.tracing import Found, Place
 from persistence.kafka import KafkaSettings
-from persistence.registry import open_store
+from persistence.registry import open_stores
 from persistence.times import Committed
 
 SEARCH: Final = 10_000
@@ -373,10 +373,7 @@ def _opened(flow: Flow[Any], urls: Mapping[str, str], generation: int | None) ->
     part of a snapshot.
     """
     with ExitStack() as stack:
-        handles = {}
-        for url in dict.fromkeys(urls.values()):
-            handles[url] = open_store(url)
-            stack.callback(handles[url].close)
+        handles = open_stores(urls.values(), stack)
         opened = {name: handles[url] for name, url in urls.items()}
         ref = ref_of(flow, opened, generation)
         run = Run(flow, ref, opened, urls, 0, None)

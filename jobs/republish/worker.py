@@ -272,7 +272,6 @@ class _Outbox:
     def __init__(self) -> None:
         self.added = 0
         self._topics: dict[str, list[Message]] = {}
-        self._with_headers: set[str] = set()
 
     def __bool__(self) -> bool:
         return any(self._topics.values())
@@ -288,16 +287,12 @@ class _Outbox:
             message = Message(value=value, key=key)
             if headers:
                 message["headers"] = headers
-                self._with_headers.add(topic)
             self.of(topic).append(message)
 
     def send(self, producer: AcknowledgedProducer) -> None:
         """Pass all outputs to the producer and clear the outbox."""
         for topic, messages in self._topics.items():
-            if topic in self._with_headers:
-                for message in messages:
-                    producer.send(topic, message["value"], message.get("key"), message.get("headers", ()))
-            elif messages:
+            if messages:
                 producer.send_many(topic, messages)
             messages.clear()
         self.added = 0

@@ -1,6 +1,6 @@
 """A rebuild, a swap and a rollback that die at any effect, while the run of the live generation goes on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -32,6 +32,21 @@ def effects(action: Callable[[], object]) -> int:
     with use(CrashAt(0, applied=False)) as counted:
         action()
     return counted.reached
+
+
+def lands_of_a_swap_that_died(*, applied: bool) -> Iterator[Land]:
+    """One land for each effect at which the command can die, after a batch of the live run."""
+
+    def rebuilt() -> Land:
+        land = begun(apart=True)
+        land.rebuild(NEW)
+        land.go_on(3)
+        return land
+
+    for nth in range(1, effects(rebuilt().swap) + 1):
+        land = rebuilt()
+        assert dies(land.swap, nth, applied=applied)
+        yield land
 
 
 def until_done(action: Callable[[], object]) -> None:
@@ -75,14 +90,7 @@ def test_a_rebuild_that_dies_at_any_effect_is_repeated(applied):
 
 @pytest.mark.parametrize("applied", [False, True])
 def test_a_swap_that_dies_at_any_effect_is_repeated(applied):
-    trial = begun(apart=True)
-    trial.rebuild(NEW)
-    trial.go_on(3)
-    for nth in range(1, effects(trial.swap) + 1):
-        land = begun(apart=True)
-        land.rebuild(NEW)
-        land.go_on(3)
-        assert dies(land.swap, nth, applied=applied)
+    for land in lands_of_a_swap_that_died(applied=applied):
         land.go_on(1)
         land.go_on(1)
         until_done(land.swap)
@@ -91,14 +99,7 @@ def test_a_swap_that_dies_at_any_effect_is_repeated(applied):
 
 @pytest.mark.parametrize("applied", [False, True])
 def test_a_swap_that_died_at_any_effect_is_taken_back(applied):
-    trial = begun(apart=True)
-    trial.rebuild(NEW)
-    trial.go_on(3)
-    for nth in range(1, effects(trial.swap) + 1):
-        land = begun(apart=True)
-        land.rebuild(NEW)
-        land.go_on(3)
-        assert dies(land.swap, nth, applied=applied)
+    for land in lands_of_a_swap_that_died(applied=applied):
         assert land.roll_back().live == 1
         check(land, 1)
 
