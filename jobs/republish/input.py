@@ -132,6 +132,7 @@ class Input:
             got += self._consumer.consume(most - 1, max(_GATHER_SECONDS - self._topic_check.seconds, 0.0))
         if got:
             self._topic_check.begin(self.partitions.values())
+            self._note()  # before the records are processed: one of them may end this process, each time anew
             return cast(list[Consumed], got)
         if self._topic_check.seconds > (_GROWING_SECONDS if self._growth.under_way else _LOOK_SECONDS):
             # A client may never see that a topic was created again: the new topic's leader epochs count from 0, and the
