@@ -146,7 +146,8 @@ def aligned(
         near = [one for one in left if _ahead_us(one, reached, behind) <= skews.get(one.topic, _ANY) * MICROS]
         cut = within(near, room)
         taken |= {one.place: one for one in cut}
-        room -= sum(one.end - one.start for one in cut) if most else 0
+        if most:
+            room -= sum(one.end - one.start for one in cut)
         if cut != near or (most and room <= 0):
             break
         left = [one for one in left if one.place not in taken]
