@@ -61,7 +61,7 @@ def test_a_rebuild_with_another_definition_becomes_live_and_is_rolled_back(site:
     world, sent = site.world, legs(200)
     world.send([*republished(sent[:100], [*range(100), *range(40, 60)]), *DEAD])
     world.run(site.old)
-    offsets = world.topics.group_offsets("fleet")
+    offsets = world.topics.group_offsets("fleet", site.old.topics)
     outputs, letters = site.outputs(), site.letters()
     assert letters == {1: 2}
     with pytest.raises(DefinitionChangedError, match=r"stage carrier.*--redefine"):
@@ -79,8 +79,8 @@ def test_a_rebuild_with_another_definition_becomes_live_and_is_rolled_back(site:
     assert (done.generation, done.live, done.behind, done.report.records) == (2, 1, 0, 122)
     assert done.report.reasons == {"diverted": 2}
     world.run(site.old)
-    assert (site.letters(), world.topics.group_offsets("fleet") == offsets) == (letters, False)
-    offsets, outputs = world.topics.group_offsets("fleet"), site.outputs()
+    assert (site.letters(), world.topics.group_offsets("fleet", site.old.topics) == offsets) == (letters, False)
+    offsets, outputs = world.topics.group_offsets("fleet", site.old.topics), site.outputs()
     shown: list[Differences] = []
     swapped = site.swap(site.new, agreed=lambda differ: shown.append(differ) or True)  # type: ignore[func-returns-value]
     assert (swapped.done, swapped.live, swapped.previous, swapped.dead_letters) == (True, 2, 1, 2)
@@ -89,7 +89,7 @@ def test_a_rebuild_with_another_definition_becomes_live_and_is_rolled_back(site:
     assert swapped.differences.comparison.stages["aircraft"].same == 8
     assert shown == [swapped.differences]
     assert site.letters() == {1: 2, 2: 2}
-    assert (site.outputs(), world.topics.group_offsets("fleet")) == (outputs, offsets)
+    assert (site.outputs(), world.topics.group_offsets("fleet", site.old.topics)) == (outputs, offsets)
 
     world.send(republished(sent, range(130, 200)))
     with pytest.raises(DefinitionChangedError):

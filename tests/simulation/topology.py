@@ -317,7 +317,7 @@ def event(spec: Spec, name: str) -> Payload:
         "g": f"g{digest(name, 'g') % 2}",
         "h": "h",
         "x": digest(name, "x") % 100,
-        "n": int(name.removeprefix("e")),
+        "n": int(name.rpartition("e")[2]),
         "fixed": "",
         "bad": marks[max(digest(name, "poison") % 16 - 11, 0)],
     }

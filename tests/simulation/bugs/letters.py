@@ -7,7 +7,7 @@ from typing import Any
 from aggregations.definition import stages
 from aggregations.definition.flow import Divert
 from aggregations.definition.operators import Branch
-from aggregations.per_message import steps
+from aggregations.per_message import publishing, steps
 from aggregations.per_message.dead_letters import DeadLetterCollector
 from aggregations.per_message.ledger import Changes, Entry, Ledger
 from aggregations.per_message.steps import Applied, RejectedElement
@@ -66,9 +66,9 @@ def _lists_the_stage_alone(self: DeadLetterCollector, entry: Entry) -> set[Entry
     return {entry}
 
 
-def _of_the_fold_alone(steps: Any, source: str) -> str:
+def _of_the_fold_alone(steps: Any, source: str, **options: Any) -> str:
     *_, stage = steps
-    made: str = _definition_of([replace(stage, co_partitioned=True)], "")
+    made: str = _definition_of([replace(stage, co_partitioned=True)], "", **options)
     return made
 
 
@@ -96,7 +96,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     ),
     "outputs-not-marked": (
         "what a flow publishes of an element that it folded late does not say so",
-        [(steps, "_late", lambda element, hop: ())],
+        [(publishing, "_late", lambda element, hop: ())],
     ),
     "outputs-before-a-stage-not-listed": (
         "the ledger does not list that outputs before a stage are missing",
