@@ -10,7 +10,7 @@ from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, TopicPartiti
 from aggregations.run.plan import Plan, plan
 from envelope.hops import HopWriter
 from jobs.republish import input as reading
-from jobs.republish import processor, service, worker
+from jobs.republish import loop, processor, worker
 from jobs.republish.express import Express
 from jobs.republish.topic_check import TopicCheck, TopicReplaced
 from persistence.commit.faults import (
@@ -153,7 +153,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     ),
     "service-commits-first": (
         "a republisher commits before its outputs are acknowledged",
-        [(service._Run, "_commit", _commits_first)],
+        [(loop.Loop, "_commit", _commits_first)],
     ),
     "service-does-not-flush": (
         "a republisher commits what is still in its producer's queue",
