@@ -326,7 +326,7 @@ def rollback(
                 raise RunRefusedError(
                     f"{found.ref(pointer.rebuild.generation)}: it is being rebuilt, and not live. To give it up, use --abandon"
                 )
-            return steps.reopen(found, author)
+            return steps.reopen(found, author, pointer)
         if pointer.previous and found.manifest(pointer.previous) is not None:
             ranges = ranges_of(found, pointer.live, pointer.previous, Topics(kafka))
             check_retention(found, ranges, accept)

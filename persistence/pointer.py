@@ -92,10 +92,10 @@ class Pointer(msgspec.Struct, frozen=True):
         version: Number of changes; 0 if the stores have no pointer.
         live: The live generation.
         previous: The generation that was live before; 0 if none was.
-        newest: The highest generation that was ever live or rebuilt.
+        newest: The highest generation that was ever rebuilt, or live by a swap. One above it may be run by hand.
         closing: The generation that is being replaced as live, on which no run begins any more; 0 if none is.
         rebuild: The rebuild that is not swapped or abandoned yet; None if there is none.
-        changes: The last `MOST_CHANGES` changes, oldest first.
+        changes: The last `MOST_CHANGES` changes, oldest first, and always the one that began the rebuild under way.
         schema: Version of this layout.
     """
 
@@ -110,7 +110,11 @@ class Pointer(msgspec.Struct, frozen=True):
 
     def noting(self, change: Change) -> "Pointer":
         """The pointer with one more change in its list."""
-        return msgspec.structs.replace(self, changes=(*self.changes, change)[-MOST_CHANGES:])
+        changes = [*self.changes, change]
+        began = None if self.rebuild is None else ("rebuild", self.rebuild.generation)
+        while len(changes) > MOST_CHANGES:
+            del changes[(changes[0].what, changes[0].generation) == began]
+        return msgspec.structs.replace(self, changes=tuple(changes))
 
 
 _encoder = msgspec.json.Encoder()

@@ -15,7 +15,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -285,13 +285,28 @@ def release(found: Generations, author: Author) -> None:
         found.change(pointer, rebuild=msgspec.structs.replace(pointer.rebuild, worker=""))
 
 
-def close_live(found: Generations) -> Pointer:
-    """Note that the live generation is being replaced, and fence its runs. Its manifest is final afterwards.
+def own_rebuild(found: Generations, author: Author) -> tuple[Pointer, Rebuild]:
+    """The pointer and the rebuild, if this process is the one that is at work on it.
 
     Raises:
-        Fenced: Another command changes the pointer, or a run began that had read it before.
+        RunRefusedError: Another command has taken over, or has ended the rebuild.
     """
     pointer = found.pointer()
+    if pointer.rebuild is None or pointer.rebuild.worker != author.worker:
+        raise RunRefusedError(f"flow {found.flow.name}: another command has taken over the rebuild, or has ended it")
+    return pointer, pointer.rebuild
+
+
+def close_live(found: Generations, pointer: Pointer) -> Pointer:
+    """Note that the live generation is being replaced, and fence its runs. Its manifest is final afterwards.
+
+    Args:
+        found: The generations.
+        pointer: The pointer.
+
+    Raises:
+        Fenced: Another command has changed the pointer, or a run began that had read it before.
+    """
     if pointer.closing != pointer.live:
         pointer = found.change(pointer, closing=pointer.live)
     found.fence(pointer.live)
@@ -304,10 +319,9 @@ def end_swap(found: Generations, author: Author) -> Pointer:
     Raises:
         RunRefusedError: It has not folded exactly what the live generation has, or this is not known for certain.
     """
-    pointer = found.pointer()
-    rebuild = pointer.rebuild
-    if rebuild is None or rebuild.worker != author.worker or pointer.closing != pointer.live:
-        raise RunRefusedError(f"flow {found.flow.name}: another command has ended the rebuild")
+    pointer, rebuild = own_rebuild(found, author)
+    if pointer.closing != pointer.live:
+        raise RunRefusedError(f"{found.ref(pointer.live)}: another command has kept it live")
     if not found.has_all(rebuild.generation, pointer.live):
         raise RunRefusedError(
             f"{found.ref(rebuild.generation)}: it has not folded what generation {pointer.live} has. Repeat the command"
@@ -323,15 +337,25 @@ def end_swap(found: Generations, author: Author) -> Pointer:
     )
 
 
-def reopen(found: Generations, author: Author) -> Pointer:
-    """Keep the live generation, after a swap that was interrupted.
+def give_up_swap(found: Generations, author: Author) -> None:
+    """Keep the live generation after a swap of this process, unless another one has taken over.
 
     Raises:
         Fenced: Another command changes the pointer.
     """
-    pointer = found.pointer()
+    with suppress(RunRefusedError):
+        reopen(found, author, own_rebuild(found, author)[0])
+
+
+def reopen(found: Generations, author: Author, pointer: Pointer) -> Pointer:
+    """Keep the live generation, after a swap that was interrupted.
+
+    Raises:
+        Fenced: Another command changes the pointer, or has changed it since.
+    """
     kept = author.change("rollback", pointer.live)
-    return found.change(pointer, closing=0, changes=pointer.noting(kept).changes)
+    rebuild = pointer.rebuild and msgspec.structs.replace(pointer.rebuild, worker="")
+    return found.change(pointer, closing=0, rebuild=rebuild, changes=pointer.noting(kept).changes)
 
 
 def roll_back(found: Generations, author: Author) -> Pointer:
@@ -347,7 +371,7 @@ def roll_back(found: Generations, author: Author) -> Pointer:
             f"flow {found.flow.name}: no earlier generation is left that was live"
             + (f"; generation {pointer.previous} was dropped" if pointer.previous else "")
         )
-    pointer = close_live(found)
+    pointer = close_live(found, pointer)
     back = author.change("rollback", pointer.previous)
     return found.change(
         pointer,

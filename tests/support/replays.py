@@ -257,7 +257,7 @@ class Land:
         with generations_of(OLD, self.urls) as found:
             pointer = found.settled()
             if pointer.rebuild is not None:
-                return reopen(found, author) if pointer.closing else pointer
+                return reopen(found, author, pointer) if pointer.closing else pointer
             return roll_back(found, author)
 
 
