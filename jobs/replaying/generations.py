@@ -53,7 +53,11 @@ class Author:
     def here(cls, why: str) -> "Author":
         """This process and its user."""
         host = socket.gethostname()
-        return cls(f"{getpass.getuser()}@{host}", why, f"{host}/{os.getpid()}")
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):  # in a container the user may have a number only
+            user = str(os.getuid())
+        return cls(f"{user}@{host}", why, f"{host}/{os.getpid()}")
 
     def change(self, what: str, generation: int) -> Change:
         """A change that is made now."""
