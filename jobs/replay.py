@@ -26,6 +26,7 @@ from jobs.replaying.planning import (
     check_generations,
     check_open,
     check_retention,
+    check_topics,
     keys_of,
     ranges_of,
     reading_rate,
@@ -92,7 +93,7 @@ def plan_replay(
     with generations_of(flow, stores) as found:
         pointer = found.pointer()
         live = _live(found, pointer, generation)
-        redefined = _check(found, pointer, live, redefine=redefine)
+        redefined = _check(found, pointer, live, accept, redefine=redefine)
         check_against(found, live, against)
         if pointer.rebuild is not None:
             number = pointer.rebuild.generation
@@ -160,7 +161,7 @@ def rebuild(
     with generations_of(flow, stores) as found:
         pointer = found.pointer()
         live = _live(found, pointer, generation)
-        redefined = _check(found, pointer, live, redefine=redefine)
+        redefined = _check(found, pointer, live, accept, redefine=redefine)
         if pointer.rebuild is None:  # before anything is written
             check_retention(found, ranges_of(found, live, None, Topics(kafka)), accept)
         pointer, note = steps.begin_rebuild(found, author, live=live, redefined=bool(redefined), take_over=take_over)
@@ -336,9 +337,11 @@ def _live(found: Generations, pointer: Pointer, generation: int | None) -> int:
     return pointer.live
 
 
-def _check(found: Generations, pointer: Pointer, live: int, *, redefine: bool) -> Sequence[str]:
+def _check(found: Generations, pointer: Pointer, live: int, accept: Sequence[str], *, redefine: bool) -> Sequence[str]:
     check_generations(found, live)
     check_open(found, pointer)
+    if pointer.rebuild is None:
+        check_topics(found, live, accept)
     return check_definition(found, pointer, live, redefine=redefine)
 
 
