@@ -62,7 +62,8 @@ class Folding:
         generation, live, topics = pointer.rebuild.generation, pointer.live, Topics(self.kafka)
         ranges = ranges_of(found, live, generation, topics)
         check_retention(found, ranges, self.accept)
-        start: Starts = EARLIEST if found.positions(generation) else starts_of(ranges, topics)
+        begun = {topic for topic, _ in found.positions(generation)}  # a crash may leave only some topics begun
+        start: Starts = starts_of([one for one in ranges if one.topic not in begun], topics) or EARLIEST
         return self.runner(
             self.flow,
             kafka=self.kafka,

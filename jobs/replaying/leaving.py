@@ -24,6 +24,7 @@ def send_letters(found: Generations, generation: int, kafka: KafkaSettings) -> i
         StoreError: The store does not answer, or a newer rebuild has begun.
     """
     ref, store, count = found.ref(generation), found.stores[0], 0
+    epoch = store.installed_epoch(ref)  # before they are read: what a newer command holds stays
 
     def send() -> None:
         nonlocal count
@@ -34,7 +35,7 @@ def send_letters(found: Generations, generation: int, kafka: KafkaSettings) -> i
 
     effect(HELD, send)
     if count:
-        effect(HELD, lambda: forget_letters(store, ref, epoch=store.installed_epoch(ref)))
+        effect(HELD, lambda: forget_letters(store, ref, epoch=epoch))
     return count
 
 
