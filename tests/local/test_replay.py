@@ -1,5 +1,6 @@
 """A generation is rebuilt from a real topic while the live one goes on, and the two are swapped."""
 
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -257,3 +258,21 @@ def test_a_rebuild_that_died_between_the_starts_of_two_topics_begins_where_the_f
         assert found.state == {"n": 4}, nth
         abandon(flow, stores=stores, why="the next one")
     assert nth > 5
+
+
+def test_a_store_that_does_not_keep_keys_in_order(site: Site, redis_url: str) -> None:
+    world = site.world
+    source = Flow(f"fleet-{uuid.uuid4().hex}").source(Topic(world.topic, payload=Leg))
+    flow = source.aggregate("aircraft", "tail", Fields(n=count())).aggregate("carrier", "carrier", Fields(n=count()))
+    world.urls = {"aircraft": redis_url, "carrier": f"lmdb://{world.directory}/states"}
+    world.send(republished(legs(60)))
+    world.run(flow)
+    options = {"kafka": world.settings, "stores": world.stores(flow)}
+    rebuild(flow, why="lost states", **options)
+    plan = plan_replay(flow, work=site.work, **options)
+    assert plan.differences is not None
+    swapped = swap(flow, why="lost states", work=site.work, **options)
+    for found in (plan.differences, swapped.differences):
+        assert {stage: one.same for stage, one in found.comparison.stages.items()} == {"aircraft": 8, "carrier": 3}
+        assert found.comparison.differences == 0
+    assert pointer_of(flow, world.stores(flow)).live == 2
