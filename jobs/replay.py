@@ -17,9 +17,12 @@ from jobs.comparing import SAMPLE
 from jobs.environment import UsageError
 from jobs.refolding.fold import WORK
 from jobs.replaying import generations as steps
+from jobs.replaying.author import Author
+from jobs.replaying.beginning import beginning_of
 from jobs.replaying.differences import check_against, differences
+from jobs.replaying.dropping import drop
 from jobs.replaying.folding import Folding, Runner
-from jobs.replaying.generations import Author, Generations, generations_of, pointer_of
+from jobs.replaying.generations import Generations, generations_of, pointer_of
 from jobs.replaying.planning import (
     ReplayPlan,
     check_definition,
@@ -28,6 +31,7 @@ from jobs.replaying.planning import (
     check_retention,
     check_topics,
     keys_of,
+    live_of,
     ranges_of,
     reading_rate,
 )
@@ -43,6 +47,7 @@ __all__ = [
     "Replayed",
     "Swapped",
     "abandon",
+    "drop",
     "plan_replay",
     "pointer_of",
     "rebuild",
@@ -64,6 +69,7 @@ def plan_replay(
     stores: Mapping[str, str],
     generation: int | None = None,
     redefine: bool = False,
+    snapshot: Path | None = None,
     accept: Sequence[str] = (),
     sample: int = SAMPLE,
     against: Flow[Any] | None = None,
@@ -78,6 +84,7 @@ def plan_replay(
         stores: URL of the store by stage name, from `bind`.
         generation: The live generation of a flow whose stores have no pointer yet; None for 1.
         redefine: The new states have another definition.
+        snapshot: As for `rebuild`.
         accept: `lost-records`: records that Kafka has deleted may be missing in the new states. And the risks of a run.
         sample: Differences of each stage that are kept, if the rebuild has begun.
         against: As for `swap`.
@@ -92,23 +99,27 @@ def plan_replay(
     check_accept(flow.name, stores, accept)
     with generations_of(flow, stores) as found:
         pointer = found.pointer()
-        live = _live(found, pointer, generation)
-        redefined = _check(found, pointer, live, accept, redefine=redefine)
+        live = live_of(found, pointer, generation)
+        redefined = _check(found, pointer, live, accept, redefine=redefine, snapshot=snapshot)
         check_against(found, live, against)
         if pointer.rebuild is not None:
             number = pointer.rebuild.generation
             steps.check_worker(found.ref(number), pointer.rebuild, Author.here(""), take_over=False)
         else:
             number = found.next_unused(max(pointer.newest, live))
-        ranges = ranges_of(found, live, number, Topics(kafka))
+        begins = beginning_of(found, pointer, live, snapshot)
+        ranges = ranges_of(found, live, number, Topics(kafka), begins.manifest if begins else None)
         check_retention(found, ranges, accept)
         keys = keys_of(found, live, progress)
         rate = reading_rate(kafka, ranges)
         differ = None
-        if found.manifest(number) is not None:
+        if found.manifest(number) is not None and begins is None:
             differ = differences(found, live, number, sample=sample, work=work, against=against, progress=progress)
-        begun = pointer.rebuild is not None
-        return ReplayPlan(flow.name, live, number, begun, redefined, ranges, keys, rate, pointer, differ)
+        origin = begins.origin if begins else pointer.rebuild.origin if pointer.rebuild else None
+        return ReplayPlan(
+            *(flow.name, live, number, pointer.rebuild is not None, redefined, ranges, keys, rate, pointer, differ),
+            snapshot=None if origin is None else origin.file,
+        )
 
 
 def rebuild(
@@ -120,6 +131,8 @@ def rebuild(
     dead_letters: str | None = None,
     generation: int | None = None,
     redefine: bool = False,
+    snapshot: Path | None = None,
+    outputs: bool | None = None,
     accept: Sequence[str] = (),
     take_over: bool = False,
     runner: Runner = run_local,
@@ -130,8 +143,8 @@ def rebuild(
 ) -> Replayed:
     """Rebuild the flow into its next generation, up to what the live one has read; or continue this rebuild.
 
-    The run of the live generation goes on. No output is sent, dead letters are held until the swap, and no group offsets
-    are committed. After a crash at any point, repeat the call.
+    The run of the live generation goes on. Nothing is sent, dead letters are held until the swap, and no group offsets are
+    committed. After a crash at any point, repeat the call.
 
     Args:
         flow: The flow, with the definition of the new states.
@@ -141,6 +154,10 @@ def rebuild(
         dead_letters: The flow's dead-letter topic. Without one the first record that cannot be used ends the rebuild.
         generation: The live generation of a flow whose stores have no pointer yet; None for 1.
         redefine: The new states have another definition.
+        snapshot: File of `headwater snapshot`, made by this definition: the rebuild begins with its states and reads what
+            comes after them. It is needed by the call that begins the rebuild. None for where the flow began.
+        outputs: True: what the flow publishes of each element is held in the store of its first stage, and sent by the
+            swap. False: it is dropped. None: as when the rebuild began, and False for a new one.
         accept: `lost-records`: records that Kafka has deleted may be missing in the new states. And the risks of a run.
         take_over: Continue the rebuild of another process, which is fenced.
         runner: What folds the records.
@@ -150,7 +167,9 @@ def rebuild(
         stop: Set it to end after the current batch.
 
     Raises:
-        RunRefusedError: It would be unsafe, or another process is at work on the rebuild.
+        UsageError: The snapshot cannot be read.
+        RunRefusedError: It would be unsafe, or another process is at work on the rebuild. Or the snapshot is of another flow
+            or definition, is ahead of the live generation, or is not the one that the rebuild began with.
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer, or another command has taken over.
     """
@@ -160,11 +179,20 @@ def rebuild(
     author = Author.here(why)
     with generations_of(flow, stores) as found:
         pointer = found.pointer()
-        live = _live(found, pointer, generation)
-        redefined = _check(found, pointer, live, accept, redefine=redefine)
+        live = live_of(found, pointer, generation)
+        redefined = _check(found, pointer, live, accept, redefine=redefine, snapshot=snapshot)
+        begins = beginning_of(found, pointer, live, snapshot)
         if pointer.rebuild is None:  # before anything is written
-            check_retention(found, ranges_of(found, live, None, Topics(kafka)), accept)
-        pointer, note = steps.begin_rebuild(found, author, live=live, redefined=bool(redefined), take_over=take_over)
+            ranges = ranges_of(found, live, None, Topics(kafka), begins.manifest if begins else None)
+            check_retention(found, ranges, accept)
+        pointer, note = steps.begin_rebuild(
+            *(found, author),
+            live=live,
+            redefined=bool(redefined),
+            take_over=take_over,
+            origin=begins.origin if begins else None,
+            outputs=outputs,
+        )
         assert pointer.rebuild is not None
         number = pointer.rebuild.generation
         with at_work(found, author):
@@ -327,20 +355,18 @@ def abandon(flow: Flow[Any], *, stores: Mapping[str, str], why: str, take_over: 
         return steps.abandon(found, Author.here(why), take_over=take_over)
 
 
-def _live(found: Generations, pointer: Pointer, generation: int | None) -> int:
-    if not pointer.version:
-        return generation or pointer.live
-    if generation not in (None, pointer.live):
-        raise RunRefusedError(
-            f"{found.ref(generation)}: generation {pointer.live} is live. Remove `generation` from headwater.toml"
-        )
-    return pointer.live
-
-
-def _check(found: Generations, pointer: Pointer, live: int, accept: Sequence[str], *, redefine: bool) -> Sequence[str]:
+def _check(
+    found: Generations,
+    pointer: Pointer,
+    live: int,
+    accept: Sequence[str],
+    *,
+    redefine: bool,
+    snapshot: Path | None,
+) -> Sequence[str]:
     check_generations(found, live)
     check_open(found, pointer)
-    if pointer.rebuild is None:
+    if pointer.rebuild is None and snapshot is None:
         check_topics(found, live, accept)
     return check_definition(found, pointer, live, redefine=redefine)
 

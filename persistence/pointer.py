@@ -35,8 +35,8 @@ class Change(msgspec.Struct, frozen=True):
     Attributes:
         at_ms: When, in milliseconds since 1970.
         by: Who: user and host.
-        what: What was done: `rebuild`, `swap`, `rollback` or `abandon`.
-        generation: The generation that it was done to: the one rebuilt or abandoned, or the one that became live.
+        what: What was done: `rebuild`, `swap`, `rollback`, `abandon` or `drop`.
+        generation: The generation that it was done to: the one rebuilt, abandoned or dropped, or the one that became live.
         why: The reason that was given.
     """
 
@@ -51,6 +51,20 @@ class Change(msgspec.Struct, frozen=True):
         return f"{at} {self.what} of generation {self.generation} by {self.by}: {self.why}"
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """The snapshot that a rebuild begins with.
+
+    Attributes:
+        file: Absolute path of the file, on the machine that began the rebuild.
+        checksum: SHA-256 of the file up to its end, as hexadecimal text.
+        generations: The generation that it was made of, then those whose snapshots that one began with.
+    """
+
+    file: str
+    checksum: str
+    generations: tuple[int, ...]
+
+
 class Rebuild(msgspec.Struct, frozen=True):
     """A generation that `headwater replay` rebuilds.
 
@@ -59,12 +73,16 @@ class Rebuild(msgspec.Struct, frozen=True):
         replaces: The generation that was live when the rebuild began.
         worker: The process that is at work on it, as HOST/PID; empty when none is.
         redefined: The definition differs from that of the live generation.
+        origin: The snapshot that it begins with; None if it begins where the flow began.
+        outputs: Its outputs are held, and sent by the swap; otherwise they are dropped.
     """
 
     generation: int
     replaces: int
     worker: str = ""
     redefined: bool = False
+    origin: Origin | None = None
+    outputs: bool = False
 
 
 class Pointer(msgspec.Struct, frozen=True):

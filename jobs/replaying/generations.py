@@ -10,10 +10,6 @@ Each step is one change of the pointer, so a process that dies leaves the flow b
 `reopen` returns from 2 or 3, and `roll_back` from 4. A step that was interrupted is repeated.
 """
 
-import getpass
-import os
-import socket
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -27,54 +23,13 @@ from aggregations.run.begin import opened
 from aggregations.run.common import common
 from aggregations.run.run import Run
 from envelope import TopicPartition
+from jobs.replaying.author import Author
 from persistence.commit.faults import EPOCH
 from persistence.epochs import take_epoch
 from persistence.manifest import Manifest, Rebuilt
 from persistence.names import FlowRef
-from persistence.pointer import Change, Pointer, Rebuild, change_pointer, copy_pointer, load_pointer
+from persistence.pointer import Origin, Pointer, Rebuild, change_pointer, copy_pointer, load_pointer
 from persistence.protocol import StateStore
-
-
-@dataclass(frozen=True, slots=True)
-class Author:
-    """Who changes the pointer, and why.
-
-    Attributes:
-        by: User and host.
-        why: The reason that was given.
-        worker: The process, as HOST/PID.
-    """
-
-    by: str
-    why: str
-    worker: str
-
-    @classmethod
-    def here(cls, why: str) -> "Author":
-        """This process and its user."""
-        host = socket.gethostname()
-        try:
-            user = getpass.getuser()
-        except (KeyError, OSError):  # in a container the user may have a number only
-            user = str(os.getuid())
-        return cls(f"{user}@{host}", why, f"{host}/{os.getpid()}")
-
-    def change(self, what: str, generation: int) -> Change:
-        """A change that is made now."""
-        return Change(time.time_ns() // 1_000_000, self.by, what, generation, self.why)
-
-    def may_follow(self, worker: str) -> bool:
-        """Whether a process has ended for certain, so that this one may continue its work."""
-        host, _, pid = worker.rpartition("/")
-        if host != self.worker.rpartition("/")[0]:
-            return False
-        try:
-            os.kill(int(pid), 0)
-        except ProcessLookupError:
-            return True
-        except (PermissionError, ValueError):
-            return False
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +160,14 @@ def check_worker(ref: FlowRef, rebuild: Rebuild, author: Author, *, take_over: b
 
 
 def begin_rebuild(
-    found: Generations, author: Author, *, live: int, redefined: bool, take_over: bool = False
+    found: Generations,
+    author: Author,
+    *,
+    live: int,
+    redefined: bool,
+    take_over: bool = False,
+    origin: Origin | None = None,
+    outputs: bool | None = None,
 ) -> tuple[Pointer, Rebuilt]:
     """Name the next generation and this process in the pointer, or continue the rebuild that it names.
 
@@ -215,19 +177,30 @@ def begin_rebuild(
         live: The generation that is live, for stores without a pointer.
         redefined: The definition differs from that of the live generation.
         take_over: Continue the rebuild although another process may be at work on it.
+        origin: The snapshot that the rebuild begins with; None for the flow's start, or to continue.
+        outputs: Whether its outputs are held until the swap; None to continue, or not to hold them.
 
     Returns:
         The pointer, and the note for the manifests of the rebuild.
 
     Raises:
-        RunRefusedError: Another process is at work on the rebuild.
+        RunRefusedError: Another process is at work on the rebuild, or it began with something else.
         Fenced: Another command has changed the pointer meanwhile.
     """
     pointer = found.settled()
     rebuild = pointer.rebuild
     if rebuild is not None:
-        check_worker(found.ref(rebuild.generation), rebuild, author, take_over=take_over)
-        pointer = found.change(pointer, rebuild=msgspec.structs.replace(rebuild, worker=author.worker))
+        ref = found.ref(rebuild.generation)
+        check_worker(ref, rebuild, author, take_over=take_over)
+        check_origin(ref, rebuild, origin)
+        if outputs is not None and outputs != rebuild.outputs:
+            kept = "held" if rebuild.outputs else "dropped"
+            raise RunRefusedError(
+                f"{ref}: the outputs of its rebuild are {kept} since it began. Continue it without --outputs, or give it up "
+                "with --abandon"
+            )
+        continued = msgspec.structs.replace(rebuild, worker=author.worker, origin=origin or rebuild.origin)
+        pointer = found.change(pointer, rebuild=continued)
     else:
         live = pointer.live if pointer.version else live
         number = found.next_unused(max(pointer.newest, live))
@@ -236,13 +209,28 @@ def begin_rebuild(
             pointer,
             live=live,
             newest=number,
-            rebuild=Rebuild(number, live, author.worker, redefined),
+            rebuild=Rebuild(number, live, author.worker, redefined, origin, bool(outputs)),
             changes=pointer.noting(began).changes,
         )
     assert pointer.rebuild is not None
     number = pointer.rebuild.generation
     [*_, first] = (one for one in pointer.changes if (one.what, one.generation) == ("rebuild", number))
-    return pointer, Rebuilt(pointer.rebuild.replaces, first.at_ms, first.by, first.why)
+    continues = pointer.rebuild.origin.generations if pointer.rebuild.origin else ()
+    return pointer, Rebuilt(pointer.rebuild.replaces, first.at_ms, first.by, first.why, continues)
+
+
+def check_origin(ref: FlowRef, rebuild: Rebuild, origin: Origin | None) -> None:
+    """Check that a rebuild began with a snapshot, if one is given.
+
+    Raises:
+        RunRefusedError: It began with another one, or where the flow began.
+    """
+    if origin is None or (rebuild.origin is not None and rebuild.origin.checksum == origin.checksum):
+        return
+    began = "where the flow began" if rebuild.origin is None else f"with another snapshot, {rebuild.origin.file}"
+    raise RunRefusedError(
+        f"{ref}: its rebuild began {began}. Continue it without --snapshot, or give it up with --abandon"
+    )
 
 
 def release(found: Generations, author: Author) -> None:

@@ -5,8 +5,9 @@ from contextlib import contextmanager, suppress
 
 from aggregations.errors import RunRefusedError
 from aggregations.report import Report
+from jobs.replaying.author import Author
 from jobs.replaying.folding import Outside
-from jobs.replaying.generations import Author, Generations, close_live, end_swap, give_up_swap, own_rebuild, release
+from jobs.replaying.generations import Generations, close_live, end_swap, give_up_swap, own_rebuild, release
 from jobs.replaying.results import Differences, Swapped
 from persistence.errors import StoreError
 from persistence.manifest import Rebuilt
@@ -28,7 +29,7 @@ def swap_rebuild(
     1. The rebuild catches up, while the live generation goes on.
     2. The live generation is fenced: its manifest is final.
     3. The rebuild is folded up to this manifest, so that both have folded the same records.
-    4. The differences are shown. Dead letters and published states are sent.
+    4. The differences are shown. Dead letters, outputs that were held, and published states are sent.
     5. The rebuild becomes the live generation.
 
     Args:
@@ -63,11 +64,11 @@ def swap_rebuild(
             give_up_swap(found, author)
             return Swapped(found.flow.name, old, new, False, report, differ)
         own_rebuild(found, author)  # what is sent cannot be fenced
-        letters = outside.send_letters(found, new)
+        letters, outputs = outside.send_letters(found, new), outside.send_outputs(found, new)
     # Readers that have seen these states ignore those of a lower generation: from here on there is only the way ahead.
-    states = outside.send_states(found, new)
+    states = outside.send_states(found, new, old)
     end_swap(found, author)
-    return Swapped(found.flow.name, new, old, True, report, differ, letters, states)
+    return Swapped(found.flow.name, new, old, True, report, differ, letters, states, outputs)
 
 
 @contextmanager

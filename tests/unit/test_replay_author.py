@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from jobs.replaying.generations import Author
+from jobs.replaying.author import Author
 
 
 def unknown(_number: int) -> None:
