@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from aggregations.definition.flow import Aggregate, Stage
+from aggregations.definition.windows import Window
 from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.stage import KeyState
 from aggregations.run.results import results_of
@@ -33,7 +34,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
         epoch: Epoch of the run that published it.
         attempt: Attempt at the batch, from 1: a batch that is retried may publish a version twice.
         state: The state as readers see it; in a stage with sessions a list of all sessions of the key, in order of time,
-            each with `window_start`, `window_end` and `state`.
+            each with `window_start`, `window_end` and `state`. Null if a key that was published has no state any more.
         window_start: Start of the state's window, in ISO 8601 and UTC; None without windows and with sessions.
         window_end: End of the window: the first time that is not in it.
     """
@@ -80,6 +81,27 @@ def final_snapshots_of(
     return _messages(stage, stage.final_snapshots, states, ref, epoch, attempt=1, written=0)
 
 
+def mended_snapshots_of(
+    stage: Stage, states: Mapping[bytes, KeyState], *, ref: FlowRef, epoch: int, published: int | None
+) -> list[OutputMessage]:
+    """The messages that publish mended states. That of a key without a result is null.
+
+    Args:
+        stage: The stage.
+        states: Its states with the versions that were loaded; they are about to be written.
+        ref: The flow's name and generation.
+        epoch: Epoch of the mend.
+        published: Due time up to which windows that have closed are published; see `Manifest.published`.
+    """
+    window, closed = stage.aggregate.window, dict[bytes, KeyState]()
+    if published is not None and isinstance(window, Window):
+        closed = {key: state for key, state in states.items() if window.due(key) <= published}
+    return [
+        *_messages(stage, stage.snapshots, states, ref, epoch, attempt=1, written=1, empty=True),
+        *_messages(stage, stage.final_snapshots, closed, ref, epoch, attempt=1, written=1, empty=True),
+    ]
+
+
 def _messages(
     stage: Stage,
     topics: Sequence[str],
@@ -89,10 +111,11 @@ def _messages(
     attempt: int,
     *,
     written: int,
+    empty: bool = False,
 ) -> list[OutputMessage]:
     outputs = []
     for key, state in states.items():
-        if not state.folded:
+        if not (state.folded or empty):
             continue  # the state contains only a hole: nothing was folded yet
         shown, span = _shown(stage.aggregate, key, state.fold)
         version = state.version + written

@@ -46,6 +46,7 @@ SNAPSHOT = "snapshot"
 RESTORE = "restore"
 POINTER = "pointer"
 HELD = "held"
+MEND = "mend"
 REPUBLISH_PRODUCE = "republish:produce"
 REPUBLISH_FLUSH = "republish:flush"
 REPUBLISH_DEAD_LETTER = "republish:dead_letter"
@@ -99,6 +100,7 @@ _POINTS = {
     RESTORE: "a restore writes a part of a snapshot: the note that it has begun, states, the manifest",
     POINTER: "the pointer to a flow's live generation is closed to older writers, or written into one store",
     HELD: "what a rebuild held until the swap, dead letters and published states, is produced and acknowledged",
+    MEND: "a mend publishes states, writes them, or writes a manifest",
     FINISH: "a run that ends cleanly notes this in the manifests",
     REPUBLISH_PRODUCE: "a republisher hands a batch of outputs to its producer",
     REPUBLISH_FLUSH: "a republisher waits until its outputs are acknowledged",

@@ -1,10 +1,16 @@
 """The forms of the command that rebuilds states, as in `command_table`."""
 
+from dataclasses import replace
+from pathlib import Path
+
 from aggregations.report import Report
+from aggregations.run.mend import Mending
 from jobs.comparing import Comparison
+from jobs.mending import Mended
 from jobs.replay import Differences, Replayed, ReplayPlan, Swapped
 from persistence.pointer import Change, Pointer
 from tests.support.command_table import BOOTSTRAP, FILE, FLOW, JSON, ROOT, STORE, Command, Option
+from tests.support.command_table_refolding import FOLDED, HISTORY
 
 POINTER = Pointer(3, 2, 1, 2, changes=(Change(0, "ann@host", "swap", 2, "a corrected fold"),))
 CLUSTER = {"bootstrap": BOOTSTRAP, "kafka_settings": FILE, "root": ROOT}
@@ -26,7 +32,22 @@ FOLDING = {
     "accept": Option("--accept lost-records", {"accept": ["lost-records"]}),
 }
 AGAINST = Option("--against tests.support.pure_flow:flow", {"against.name": "fleet"})
+MENDED = Mended(
+    "flights", 1, "aircraft", 7, None, HISTORY, FOLDED, Comparison({}), {b"N1": Mending.CHANGED}, False, ("carrier",)
+)
 SAMPLE = Option("--sample 3", {"sample": 3})
+
+MENDING = {
+    **COMMON,
+    **CLUSTER,
+    "key": Option("--key N2 --key base64:/w==", {"keys": [b"N1", b"N2", b"\xff"]}),
+    "stage": Option("--stage aircraft", {"stage": "aircraft"}, without="--stage carrier"),
+    "snapshot": Option("--snapshot fleet.snapshot", {"snapshot": Path("fleet.snapshot")}),
+    "journal": Option("--journal flights.journal", {"journal": "flights.journal"}),
+    "accept": FOLDING["accept"],
+    "sample": SAMPLE,
+    "work": Option("--work here", {"work": Path("here")}),
+}
 
 REPLAY = {
     "headwater replay": Command(
@@ -59,6 +80,18 @@ REPLAY = {
         "jobs.replay.rollback",
         POINTER,
         {**CHANGING, **CLUSTER, "accept": FOLDING["accept"]},
+    ),
+    "headwater replay (key)": Command(
+        f"replay {FLOW} --key N1 --stage carrier --bootstrap b:1",
+        "jobs.mending.mend",
+        MENDED,
+        MENDING,
+    ),
+    "headwater replay (mend)": Command(
+        f"replay {FLOW} --key N1 --stage carrier --apply --reason fold --bootstrap b:1",
+        "jobs.mending.mend",
+        replace(MENDED, applied=True, published=2),
+        {**MENDING, "reason": CHANGING["reason"]},
     ),
     "headwater replay (abandon)": Command(
         f"replay {FLOW} --abandon --reason fold",
