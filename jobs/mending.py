@@ -11,13 +11,11 @@ import msgspec
 
 from aggregations.definition.flow import Flow, Stage
 from aggregations.errors import RunRefusedError
-from aggregations.per_message.publishing import OutputMessage
 from aggregations.run.begin import look
 from aggregations.run.border import removed_by_stage
 from aggregations.run.mend import Mend, Mending, check_can_mend, chosen_states, mends_of, write_mends
-from aggregations.run.restore import SNAPSHOT_VERSIONS
-from aggregations.run.risks import refuse
 from aggregations.run.run import Run
+from aggregations.run.snapshots import MendedSnapshot
 from aggregations.run.states import states_in
 from jobs.comparing import SAMPLE, Comparison, Likeness, Row, alike, compare
 from jobs.explaining.log import Reader
@@ -29,7 +27,6 @@ from jobs.refolding.turns import Ends, TurnsUnknownError, recorded_turns
 from jobs.refolding.workspace import workspace
 from jobs.replaying.generations import Author, Generations
 from jobs.table.view import key_as_text
-from persistence.findings import Finding
 from persistence.kafka import AcknowledgedProducer, KafkaSettings
 from persistence.protocol import Stored
 
@@ -129,7 +126,7 @@ def mend(
         generation: Must be the live generation; None for it.
         snapshot: File of `headwater snapshot` to begin with; None for the flow's start.
         journal: The flow's journal, for a stage behind a lookup; None if it has none.
-        accept: `snapshot-versions`: a key that the store lost is published from version 1 again. And the risks of a run.
+        accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
         sample: Differences that are kept.
         work: Directory for the states of the fold.
         progress: Is told of progress.
@@ -144,7 +141,7 @@ def mend(
     if not flow.stages:
         raise RunRefusedError(f"flow {flow.name} has no stage, so it keeps no states to mend")
     [name] = chosen_stages([flow], [stage])
-    chosen, risks = flow.stage(name), [one for one in accept if one != SNAPSHOT_VERSIONS]
+    chosen = flow.stage(name)
     with workspace(work) as directory, closing(look_at_live(flow, stores, generation)) as run:
         manifest = check_can_mend(run, MENDS)
         own = own_stores(flow, directory / "states")
@@ -158,7 +155,7 @@ def mend(
             own,
             kafka=kafka,
             generation=run.ref.generation,
-            accept=risks,
+            accept=accept,
             what="records folded",
             progress=progress,
             turns=turns,
@@ -166,7 +163,6 @@ def mend(
         with closing(look(flow, own, generation=run.ref.generation)) as folded:
             found = Sides.of(run, folded, chosen, keys)
         mends = found.mends(run.batch)
-        refuse(_versions(flow, chosen, mends), accept)
         published = 0
         if apply and mends:
             published = apply_mends(run, chosen, mends, why=why, send=lambda messages: _send(kafka, messages))
@@ -200,7 +196,7 @@ def _turns(reader: Reader, journal: str | None, run: Run, stage: Stage, history:
 
 
 def apply_mends(
-    run: Run, stage: Stage, mends: Sequence[Mend], *, why: str, send: Callable[[Sequence[OutputMessage]], Any]
+    run: Run, stage: Stage, mends: Sequence[Mend], *, why: str, send: Callable[[Sequence[MendedSnapshot]], Any]
 ) -> int:
     """Write mended states, with a note in the pointer; see `write_mends`.
 
@@ -287,23 +283,6 @@ class Sides:
         }
 
 
-def _versions(flow: Flow[Any], stage: Stage, mends: Sequence[Mend]) -> list[Finding]:
-    """The risk of states that are published from version 1 again."""
-    lost = [one.key for one in mends if one.mending is Mending.PUT_BACK]
-    if not lost or not stage.state_topics:
-        return []
-    return [
-        Finding(
-            SNAPSHOT_VERSIONS,
-            f"flow {flow.name}: the store lost key {key_as_text(lost[0])} of stage {stage.name}, which is published to "
-            f"{stage.state_topics[0]}. Its versions begin at 1 again, so readers of this topic ignore it until they reach the "
-            "one that they have",
-            "Let readers begin anew",
-            unsafe=True,
-        )
-    ]
-
-
 def _note(found: Generations, stage: str, mends: Sequence[Mend], why: str) -> None:
     """Note in the pointer who mends what, when and why."""
     pointer, generation = found.settled(), found.run.ref.generation
@@ -316,8 +295,8 @@ def _note(found: Generations, stage: str, mends: Sequence[Mend], why: str) -> No
     found.change(pointer, live=live, newest=max(pointer.newest, live), changes=pointer.noting(change).changes)
 
 
-def _send(kafka: KafkaSettings, messages: Sequence[OutputMessage]) -> None:
+def _send(kafka: KafkaSettings, messages: Sequence[MendedSnapshot]) -> None:
     with closing(AcknowledgedProducer(kafka)) as producer:
         for one in messages:
-            producer.send(one.topic, one.value, one.key, one.headers)
+            producer.send(one.topic, one.value, one.key)
         producer.flush()

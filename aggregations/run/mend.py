@@ -24,13 +24,12 @@ from aggregations.definition.flow import Stage
 from aggregations.definition.sessions import remaining
 from aggregations.definition.windows import Window
 from aggregations.errors import RunRefusedError
-from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.stage import KeyState
 from aggregations.per_message.times import latest
 from aggregations.run.border import check_border, check_unchanged
 from aggregations.run.live import check_live
 from aggregations.run.run import Run
-from aggregations.run.snapshots import mended_snapshots_of
+from aggregations.run.snapshots import MendedSnapshot, mended_snapshots_of
 from aggregations.run.states import renewed_due, save_states
 from envelope import Histories, Position
 from envelope.dedup.history import History
@@ -233,7 +232,7 @@ def write_mends(
     *,
     what: str,
     note: Callable[[], Any],
-    send: Callable[[Sequence[OutputMessage]], Any],
+    send: Callable[[Sequence[MendedSnapshot]], Any],
 ) -> int:
     """Write mended states.
 

@@ -6,7 +6,7 @@ only if it is newer.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -34,7 +34,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
         epoch: Epoch of the run that published it.
         attempt: Attempt at the batch, from 1: a batch that is retried may publish a version twice.
         state: The state as readers see it; in a stage with sessions a list of all sessions of the key, in order of time,
-            each with `window_start`, `window_end` and `state`. Null if a key that was published has no state any more.
+            each with `window_start`, `window_end` and `state`.
         window_start: Start of the state's window, in ISO 8601 and UTC; None without windows and with sessions.
         window_end: End of the window: the first time that is not in it.
     """
@@ -81,10 +81,26 @@ def final_snapshots_of(
     return _messages(stage, stage.final_snapshots, states, ref, epoch, attempt=1, written=0)
 
 
+class MendedSnapshot(NamedTuple):
+    """A message that publishes a mended state.
+
+    Attributes:
+        topic: Topic.
+        key: Key of the state.
+        value: Its snapshot; None for a tombstone, with which readers forget the key and what its version was.
+    """
+
+    topic: str
+    key: bytes
+    value: bytes | None
+
+
 def mended_snapshots_of(
     stage: Stage, states: Mapping[bytes, KeyState], *, ref: FlowRef, epoch: int, published: int | None
-) -> list[OutputMessage]:
-    """The messages that publish mended states. That of a key without a result is null.
+) -> list[MendedSnapshot]:
+    """The messages that publish mended states, in order.
+
+    A key without a result gets a tombstone, and so does one whose versions begin at 1 again, before its snapshot.
 
     Args:
         stage: The stage.
@@ -96,10 +112,13 @@ def mended_snapshots_of(
     window, closed = stage.aggregate.window, dict[bytes, KeyState]()
     if published is not None and isinstance(window, Window):
         closed = {key: state for key, state in states.items() if window.due(key) <= published}
-    return [
-        *_messages(stage, stage.snapshots, states, ref, epoch, attempt=1, written=1, empty=True),
-        *_messages(stage, stage.final_snapshots, closed, ref, epoch, attempt=1, written=1, empty=True),
-    ]
+    found = []
+    for topics, mine in ((stage.snapshots, states), (stage.final_snapshots, closed)):
+        anew = [key for key, state in mine.items() if not (state.version and state.folded)]
+        found += [MendedSnapshot(topic, key, None) for key in anew for topic in topics]
+        snapshots = _messages(stage, topics, mine, ref, epoch, attempt=1, written=1)
+        found += [MendedSnapshot(one.topic, one.key or b"", one.value) for one in snapshots]
+    return found
 
 
 def _messages(
@@ -111,11 +130,10 @@ def _messages(
     attempt: int,
     *,
     written: int,
-    empty: bool = False,
 ) -> list[OutputMessage]:
     outputs = []
     for key, state in states.items():
-        if not (state.folded or empty):
+        if not state.folded:
             continue  # the state contains only a hole: nothing was folded yet
         shown, span = _shown(stage.aggregate, key, state.fold)
         version = state.version + written
@@ -176,6 +194,10 @@ class Latest:
             return False
         self._held[key] = snapshot
         return True
+
+    def forget(self, key: bytes) -> None:
+        """Forget a key whose tombstone was read, a record without a value: the live generation has no state of it."""
+        self._held.pop(key, None)
 
     def state(self, key: bytes) -> Any:
         """State of a key; None when no snapshot of it was applied."""

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
 
 from jobs.cli.comparing import show_differences
+from jobs.cli.options import filled
 from jobs.cli.refolding import told_of
 from jobs.environment import UsageError
 from jobs.screen import counted, emit, say, table
@@ -14,6 +17,20 @@ if TYPE_CHECKING:
     from jobs.mending import Mended
     from jobs.settings import FlowSettings
     from persistence.kafka import KafkaSettings
+
+KeysToMend: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key",
+        metavar="KEY",
+        help="Mend the states of this key of --stage, in all its windows, instead of rebuilding the flow; may be repeated.",
+        show_default=False,
+    ),
+]
+StageToMend: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--stage", metavar="NAME", help="The stage of --key.", show_default=False, callback=filled),
+]
 
 
 def mend_keys(
@@ -78,6 +95,6 @@ def _show(found: "Mended") -> None:
     else:
         say(f"{counted(len(found.mends), 'state')} of stage {found.stage} mended in generation {found.generation}")
         if found.published:
-            say(f"{counted(found.published, 'published state')} sent")
+            say(f"{counted(found.published, 'message')} with published states sent")
     if found.mends and found.later:
         say(f"not touched: {', '.join(found.later)}, whose states depend on this stage")

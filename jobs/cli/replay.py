@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from jobs.cli.comparing import show_differences
-from jobs.cli.mending import mend_keys
+from jobs.cli.mending import KeysToMend, StageToMend, mend_keys
 from jobs.cli.options import (
     FOLDS,
     MAX_RECORDS,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 _PLAN: Final = "a plan"
 _KEYS: Final = "--key"
+_OUTPUTS: Final = {"send": True, "drop": False}
 
 
 def replay(
@@ -58,6 +59,12 @@ def replay(
         bool, typer.Option("--rollback", help="Make the generation live that was live before.")
     ] = False,
     abandon: Annotated[bool, typer.Option("--abandon", help="Give up the rebuild.")] = False,
+    drop: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Remove generation N, which is not live, from the stores.", show_default=False
+        ),
+    ] = None,
     reason: Annotated[
         str | None,
         typer.Option(
@@ -70,6 +77,7 @@ def replay(
     redefine: Annotated[
         bool, typer.Option("--redefine", help="The rebuild has another definition than the live generation.")
     ] = False,
+    snapshot: FromSnapshot = None,
     against: Annotated[
         str | None,
         typer.Option(
@@ -79,23 +87,19 @@ def replay(
             callback=filled,
         ),
     ] = None,
-    sample: Sample = SAMPLE,
-    key: Annotated[
-        list[str] | None,
+    key: KeysToMend = None,
+    stage: StageToMend = None,
+    journal: JournalTopic = None,
+    work: Work = FOLDS,
+    outputs: Annotated[
+        str | None,
         typer.Option(
-            "--key",
-            metavar="KEY",
-            help="Mend the states of this key of --stage, in all its windows, instead of rebuilding the flow; may be repeated.",
+            metavar="send|drop",
+            help="What the swap does with the outputs of a rebuild that begins: drop them unless this says send.",
             show_default=False,
         ),
     ] = None,
-    stage: Annotated[
-        str | None,
-        typer.Option("--stage", metavar="NAME", help="The stage of --key.", show_default=False, callback=filled),
-    ] = None,
-    snapshot: FromSnapshot = None,
-    journal: JournalTopic = None,
-    work: Work = FOLDS,
+    sample: Sample = SAMPLE,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Take over from a process on another machine that has crashed.")
     ] = False,
@@ -118,7 +122,7 @@ def replay(
 ) -> None:
     """Rebuild the states of a flow, compare and swap them.
 
-    Without --apply, --swap, --rollback or --abandon it shows what a rebuild reads, how many states there are, what
+    Without --apply, --swap, --rollback, --abandon or --drop it shows what a rebuild reads, how many states there are, what
     Kafka no longer has, and earlier changes. If a rebuild has begun, it also shows how its states differ as of now.
 
     --apply folds the topic into a new generation, up to where the live one is. The live run goes on. Repeat it after a
@@ -131,22 +135,25 @@ def replay(
     With --key it folds the history of the flow, which has to be stopped, and shows how the states of these keys differ
     from the live ones. With --apply it mends these in the live generation.
     """
-    mode = _mode(keys=key is not None, apply=apply, swap=swap, rollback=rollback, abandon=abandon)
+    mode = _mode(
+        keys=key is not None, apply=apply, swap=swap, rollback=rollback, abandon=abandon, drop=drop is not None
+    )
     _check_options(
         mode,
         {
-            "--reason": (reason, ("--apply", "--swap", "--rollback", "--abandon", _KEYS)),
+            "--reason": (reason, ("--apply", "--swap", "--rollback", "--abandon", "--drop", _KEYS)),
             "--redefine": (redefine, (_PLAN, "--apply")),
+            "--snapshot": (snapshot, (_PLAN, "--apply", _KEYS)),
+            "--outputs": (outputs, ("--apply",)),
             "--against": (against, (_PLAN, "--swap")),
             "--sample": (sample != SAMPLE, (_PLAN, "--swap", _KEYS)),
             "--stage": (stage, (_KEYS,)),
-            "--snapshot": (snapshot, (_KEYS,)),
             "--journal": (journal, (_KEYS,)),
             "--work": (work != FOLDS, (_KEYS,)),
-            "--take-over": (take_over, ("--apply", "--swap", "--rollback", "--abandon")),
+            "--take-over": (take_over, ("--apply", "--swap", "--rollback", "--abandon", "--drop")),
             "--dead-letters": (dead_letters, ("--apply", "--swap")),
             "--max-records": (max_records != MAX_RECORDS, ("--apply", "--swap")),
-            "--accept": (accept, (_PLAN, "--apply", "--swap", "--rollback", _KEYS)),
+            "--accept": (accept, (_PLAN, "--apply", "--swap", "--rollback", "--drop", _KEYS)),
             "--runner": (runner != SPARK, ("--apply", "--swap")),
             "--master": (master, ("--apply", "--swap")),
             "--conf": (conf, ("--apply", "--swap")),
@@ -154,6 +161,8 @@ def replay(
     )
     if mode not in (_PLAN, _KEYS) and reason is None:
         raise UsageError(f"{mode}: give --reason, which is kept with the change")
+    if outputs not in (None, *_OUTPUTS):
+        raise UsageError(f"--outputs {outputs}: give send or drop")
     check_runner(runner, master=master, conf=conf)
     spark = spark_ahead(master, conf or ()) if mode in ("--apply", "--swap") and runner == SPARK else {}
 
@@ -170,6 +179,17 @@ def replay(
     risks = accept or ()
     if mode == "--abandon":
         _show_pointer(verbs.abandon(found, stores=chosen.stores, why=reason or "", take_over=take_over), json=json)
+        return
+    if drop is not None:
+        pointer = verbs.drop(
+            *(found, drop),
+            stores=chosen.stores,
+            why=reason or "",
+            generation=chosen.generation,
+            accept=risks,
+            take_over=take_over,
+        )
+        _show_pointer(pointer, json=json)
         return
     kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
     if mode == _KEYS:
@@ -202,6 +222,7 @@ def replay(
                 stores=chosen.stores,
                 generation=chosen.generation,
                 redefine=redefine,
+                snapshot=snapshot,
                 accept=risks,
                 sample=sample,
                 against=other,
@@ -228,7 +249,8 @@ def replay(
         )
         given |= {"progress": reports.batch, "planned": reports.plan, "stop": stop}
         if mode == "--apply":
-            _show_rebuilt(verbs.rebuild(found, redefine=redefine, **given), json=json)
+            given |= {"redefine": redefine, "snapshot": snapshot, "outputs": _OUTPUTS.get(outputs or "")}
+            _show_rebuilt(verbs.rebuild(found, **given), json=json)
         else:
             _show_swapped(
                 verbs.swap(found, agreed=partial(_shown, json=json), sample=sample, against=other, **given), json=json
@@ -310,6 +332,8 @@ def _show_plan(plan: "ReplayPlan", *, json: bool) -> None:
         _show_differences(plan.differences)
     if plan.pointer.rebuild is not None and plan.pointer.rebuild.worker:
         say(f"a process may be at work on the rebuild: {plan.pointer.rebuild.process}")
+    if plan.snapshot is not None:
+        say(f"the rebuild begins with the snapshot {plan.snapshot}")
     continued = "continues the rebuild of" if plan.begun else "rebuilds"
     say(f"generation {plan.live} is live; --apply {continued} generation {plan.generation}")
 
@@ -337,7 +361,10 @@ def _show_swapped(done: "Swapped", *, json: bool) -> None:
     if json:
         emit(done.as_json())
         return
-    say(f"{counted(done.dead_letters, 'dead letter')} and {counted(done.states, 'published state')} sent")
+    say(
+        f"{counted(done.dead_letters, 'dead letter')}, {counted(done.outputs, 'held output')} and "
+        f"{counted(done.states, 'published state')} sent"
+    )
     say(f"generation {done.live} is live; start the flow again. --rollback returns to generation {done.previous}")
 
 

@@ -36,6 +36,8 @@ MENDED = Mended(
     "flights", 1, "aircraft", 7, None, HISTORY, FOLDED, Comparison({}), {b"N1": Mending.CHANGED}, False, ("carrier",)
 )
 SAMPLE = Option("--sample 3", {"sample": 3})
+OUTPUTS = Option("--outputs send", {"outputs": True})
+SNAPSHOT = Option("--snapshot fleet.snapshot", {"snapshot": Path("fleet.snapshot")})
 
 MENDING = {
     **COMMON,
@@ -58,6 +60,7 @@ REPLAY = {
             **COMMON,
             **CLUSTER,
             "redefine": Option("--redefine", {"redefine": True}),
+            "snapshot": SNAPSHOT,
             "accept": FOLDING["accept"],
             "against": AGAINST,
             "sample": SAMPLE,
@@ -67,7 +70,7 @@ REPLAY = {
         f"replay {FLOW} --apply --reason fold --bootstrap b:1",
         "jobs.replay.rebuild",
         Replayed("flights", 2, 1, Report(records=3, batches=1)),
-        {**FOLDING, "redefine": Option("--redefine", {"redefine": True})},
+        {**FOLDING, "redefine": Option("--redefine", {"redefine": True}), "snapshot": SNAPSHOT, "outputs": OUTPUTS},
     ),
     "headwater replay (swap)": Command(
         f"replay {FLOW} --swap --reason fold --bootstrap b:1",
@@ -80,6 +83,16 @@ REPLAY = {
         "jobs.replay.rollback",
         POINTER,
         {**CHANGING, **CLUSTER, "accept": FOLDING["accept"]},
+    ),
+    "headwater replay (drop)": Command(
+        f"replay {FLOW} --drop 1 --reason fold",
+        "jobs.replay.drop",
+        POINTER,
+        {
+            **CHANGING,
+            "drop": Option("--drop 3", {"number": 3}, without="--drop 1"),
+            "accept": Option("--accept no-rollback", {"accept": ["no-rollback"]}),
+        },
     ),
     "headwater replay (key)": Command(
         f"replay {FLOW} --key N1 --stage carrier --bootstrap b:1",

@@ -11,7 +11,6 @@ import msgspec
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow
-from aggregations.per_message.publishing import OutputMessage
 from aggregations.report import DeadLetter
 from aggregations.run.begin import look
 from aggregations.run.binding import bind
@@ -44,7 +43,7 @@ class Site:
     directory: Path
     apart: bool = False
     log: list[Record] = field(default_factory=list)
-    outputs: list[OutputMessage] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
     dead: list[DeadLetter] = field(default_factory=list)
 
     @property

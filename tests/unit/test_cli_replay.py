@@ -72,7 +72,6 @@ def test_whatever_changes_something_needs_a_reason(
         ("rollback", "--conf a=b", "--conf is for"),
         ("apply", "--runner local --master local[2]", "--master is an option of Spark"),
         ("", "--stage carrier", "--stage is for --key"),
-        ("apply", "--snapshot fleet.snapshot", "--snapshot is for --key"),
         ("swap", "--work here", "--work is for --key"),
         ("", "--journal flights.journal", "--journal is for --key"),
         ("swap", "--key N1", "--swap and --key: give one of them"),
@@ -122,5 +121,5 @@ def test_what_is_mended_is_shown_and_what_is_not(
     plant(calls, COMMANDS["headwater replay (mend)"], monkeypatch)
     assert run(monkeypatch, *words("mend")) == Exit.DONE
     said = capsys.readouterr()
-    assert "1 state of stage aircraft mended in generation 1\n2 published states sent\n" in said.err
+    assert "1 state of stage aircraft mended in generation 1\n2 messages with published states sent\n" in said.err
     assert (calls.given[-1]["apply"], calls.given[-1]["why"]) == (True, "fold")

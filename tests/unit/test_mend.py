@@ -137,14 +137,20 @@ def test_a_mended_state_is_published_with_a_higher_version(tmp_path: Path) -> No
     last = max(read_snapshot(one.value).order for one in site.outputs if one.key == b"N1")
     site.outputs.clear()
     site.mend("aircraft", b"N1", b"N9")
-    sent = {one.key: read_snapshot(one.value) for one in site.outputs}
+    assert [one.key for one in site.outputs if one.value is None] == [b"N9"]
+    sent = {one.key: read_snapshot(one.value) for one in site.outputs if one.value is not None}
     assert sent[b"N1"].state == {"n": 4, "m": 1 + 4 + 7 + 10}
     assert sent[b"N1"].order > last
-    assert sent[b"N9"].state is None
+    assert sent.keys() == {b"N1"}
     site.outputs.clear()
-    site.run([leg(12, "N1", minutes=1), leg(13, "N9", minutes=1)])
-    for one in site.outputs:
-        assert read_snapshot(one.value).order > sent[one.key or b""].order
+    site.run([leg(12, "N1", minutes=1)])
+    assert read_snapshot(site.outputs[0].value).order > sent[b"N1"].order
+    site.lose("aircraft", b"N1")
+    site.outputs.clear()
+    site.mend("aircraft", b"N1")
+    tombstone, snapshot = site.outputs  # its versions begin anew
+    assert (tombstone.key, tombstone.value, snapshot.key) == (b"N1", None, b"N1")
+    assert read_snapshot(snapshot.value).version == 1
 
 
 class Moody:
