@@ -92,7 +92,7 @@ def plan_replay(
         progress: Called with the number of states counted or compared, and None.
 
     Raises:
-        RunRefusedError: A rebuild would be unsafe, or another process is at work on it.
+        RunRefusedError: A rebuild would be unsafe.
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer.
     """
@@ -104,7 +104,6 @@ def plan_replay(
         check_against(found, live, against)
         if pointer.rebuild is not None:
             number = pointer.rebuild.generation
-            steps.check_worker(found.ref(number), pointer.rebuild, Author.here(""), take_over=False)
         else:
             number = found.next_unused(max(pointer.newest, live))
         begins = beginning_of(found, pointer, live, snapshot)

@@ -152,9 +152,8 @@ def check_worker(ref: FlowRef, rebuild: Rebuild, author: Author, *, take_over: b
     """
     if not rebuild.worker or take_over or author.may_follow(rebuild.worker):
         return
-    host, _, pid = rebuild.worker.rpartition("/")
     raise RunRefusedError(
-        f"{ref}: another `headwater replay` is at work on it: process {pid} on {host}. Wait for its end; if it has "
+        f"{ref}: another `headwater replay` is at work on it: {rebuild.process}. Wait for its end; if it has "
         "crashed, give --take-over, which also fences it"
     )
 
