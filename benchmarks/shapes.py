@@ -3,12 +3,12 @@
     python benchmarks/shapes.py [--events 2000000] [--keys 10000] [--batch 500000] [--rounds 3] [--store lmdb|sqlite] [--json]
 
 Each shape has a topic of its own on one broker. Shapes take turns, round by round, each on a new store, and their medians
-are compared with the plain shape: one stage, envelopes of one hop, 5 % sent again. `replay` folds the plain topic, then
-the same records once more at new offsets; only the second run counts. `two sources` divides the events over two topics,
-`windows` are of an hour, `sketches` are quantiles and a distinct count. `lookup` finds the carrier of the second stage in
-a table of all keys, whose batches do not count. Before a filter, envelopes have no hop: the filter alone drops what is sent
-again, and its largest state is in the result. The sum of every run's states must be the number
-of unique inputs. All batches but the first and the last are warm.
+are compared with the plain shape: one stage, envelopes of one hop, 5 % sent again. `journal` is the plain shape with the
+journal. `replay` folds the plain topic, then the same records once more at new offsets; only the second run counts.
+`two sources` divides the events over two topics, `windows` are of an hour, `sketches` are quantiles and a distinct count.
+`lookup` finds the carrier of the second stage in a table of all keys, whose batches do not count. Before a filter,
+envelopes have no hop: the filter alone drops what is sent again, and its largest state is in the result. The sum of every
+run's states must be the number of unique inputs. All batches but the first and the last are warm.
 """
 
 import argparse
@@ -58,6 +58,7 @@ FILTERS = {
 }
 SHAPES = {
     "plain": {},
+    "journal": {},
     "two sources": {},
     "windows": {},
     "sketches": {},
@@ -72,6 +73,7 @@ SHAPES = {
 
 
 TABLE = "home"
+JOURNAL = "journal"
 
 
 def made(shape, topic):
@@ -135,6 +137,7 @@ def fold(shape, topic, settings, servers, url, batch):
         kafka=settings,
         stores=bind(flow, {}, url),
         dead_letters="dead",
+        journal=JOURNAL if shape == "journal" else None,
         until_caught_up=True,
         max_records=batch,
         progress=note,
@@ -167,6 +170,7 @@ def main():
         settings = KafkaSettings(servers.kafka)
         topics = Topics(settings)
         topics.create("dead", 1)
+        topics.create(JOURNAL, 1)
         pids = {one.name: one.pid for one in servers.servers}
 
         def filled(shape, topic):
@@ -207,7 +211,8 @@ def main():
         if shape in FILTERS:
             one["largest_state_bytes"] = states[shape]
         if "plain" in result:
-            one["by_plain"] = round(one["events_per_second"] / result["plain"]["events_per_second"], 2)
+            one["by_plain"] = round(one["events_per_second"] / result["plain"]["events_per_second"], 3)
+            one["cpu_by_plain"] = round(one["cpu_seconds_per_million"] / result["plain"]["cpu_seconds_per_million"], 3)
     told = {"events": args.events, "keys": args.keys, "exact": True, "shapes": result}
     print(json.dumps(told, indent=None if args.json else 2))
 

@@ -6,11 +6,12 @@ only if it is newer.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from aggregations.definition.flow import Aggregate, Stage
+from aggregations.definition.windows import Window
 from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.stage import KeyState
 from aggregations.run.results import results_of
@@ -78,6 +79,46 @@ def final_snapshots_of(
 ) -> list[OutputMessage]:
     """The messages that publish states of a stage's closed windows, as they are stored; see `snapshots_of`."""
     return _messages(stage, stage.final_snapshots, states, ref, epoch, attempt=1, written=0)
+
+
+class MendedSnapshot(NamedTuple):
+    """A message that publishes a mended state.
+
+    Attributes:
+        topic: Topic.
+        key: Key of the state.
+        value: Its snapshot; None for a tombstone, with which readers forget the key and what its version was.
+    """
+
+    topic: str
+    key: bytes
+    value: bytes | None
+
+
+def mended_snapshots_of(
+    stage: Stage, states: Mapping[bytes, KeyState], *, ref: FlowRef, epoch: int, published: int | None
+) -> list[MendedSnapshot]:
+    """The messages that publish mended states, in order.
+
+    A key without a result gets a tombstone, and so does one whose versions begin at 1 again, before its snapshot.
+
+    Args:
+        stage: The stage.
+        states: Its states with the versions that were loaded; they are about to be written.
+        ref: The flow's name and generation.
+        epoch: Epoch of the mend.
+        published: Due time up to which windows that have closed are published; see `Manifest.published`.
+    """
+    window, closed = stage.aggregate.window, dict[bytes, KeyState]()
+    if published is not None and isinstance(window, Window):
+        closed = {key: state for key, state in states.items() if window.due(key) <= published}
+    found = []
+    for topics, mine in ((stage.snapshots, states), (stage.final_snapshots, closed)):
+        anew = [key for key, state in mine.items() if not (state.version and state.folded)]
+        found += [MendedSnapshot(topic, key, None) for key in anew for topic in topics]
+        snapshots = _messages(stage, topics, mine, ref, epoch, attempt=1, written=1)
+        found += [MendedSnapshot(one.topic, one.key or b"", one.value) for one in snapshots]
+    return found
 
 
 def _messages(

@@ -271,6 +271,26 @@ def check_retention(found: Generations, ranges: Sequence[RebuildRange], accept: 
     refuse([_deleted(found, one) for one in ranges if one.deleted], accept)
 
 
+def check_topics(found: Generations, live: int, accept: Sequence[str]) -> None:
+    """Check that the live generation has no events of a topic that was deleted and created again.
+
+    Raises:
+        RunRefusedError: It has, and their loss is not accepted.
+    """
+    manifest = found.manifest(live)
+    known = {} if manifest is None else manifest.incarnations
+    refuse([_replaced(found, topic) for topic in found.flow.topics if len(known.get(topic, ())) > 1], accept)
+
+
+def _replaced(found: Generations, topic: str) -> Finding:
+    return unsafe(
+        Risk.LOST_RECORDS,
+        f"flow {found.flow.name}: topic {topic} was created again, and the states contain events of the former topic, which "
+        "a rebuild would miss",
+        "Keep the live generation, or accept the loss",
+    )
+
+
 def _deleted(found: Generations, one: RebuildRange) -> Finding:
     return unsafe(
         Risk.LOST_RECORDS,
@@ -281,7 +301,7 @@ def _deleted(found: Generations, one: RebuildRange) -> Finding:
 
 
 def starts_of(ranges: Sequence[RebuildRange], topics: Topics) -> dict[str, dict[int, int]]:
-    """Where a new rebuild begins, by topic and partition of every source that the live generation has read."""
+    """Where a rebuild begins, by topic and partition of the ranges' topics."""
     starts: dict[str, dict[int, int]] = {}
     for one in ranges:
         starts.setdefault(one.topic, {})[one.partition] = one.first

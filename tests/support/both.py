@@ -123,22 +123,7 @@ class Both:
 
     def redriven(self, dead: DeadLetter, offset: int, application: str = "") -> Record:
         """A dead letter of the flow, or of another application, as an operator redrives it."""
-        record = dead.record
-        form = Form.ENVELOPE if self.flow.source_of(record.topic).envelope else Form.PAYLOAD
-        place = (record.topic, record.partition, record.offset)
-        letter = DeadLetterHeaders(
-            *place,
-            dead.reason,
-            topic_id=TOPIC_ID,
-            stage=dead.stage,
-            application=application or self.flow.name,
-            hole=dead.hole,
-            items=dead.items,
-            form=form,
-            timestamp_ms=record.timestamp_ms,
-        )
-        value = redriven(record.key, record.value, (), letter, Hop("dead", 0, offset, topic_id="D"))
-        return Record(record.topic, record.partition, offset, record.key, value, record.timestamp_ms, (), TOPIC_ID)
+        return redriven_record(self.flow, dead, offset, application)
 
     def _of(self, part: Flow[Any], records: Sequence[Record]) -> Sequence[Record] | None:
         """The records that a part of the flow reads; None if it has no batch."""
@@ -205,3 +190,23 @@ class Both:
             sent = [path.pack(work, following, self._routes) for _, following in folded if following is not None]
             tasks = [path.unpack(work, [part[route] for part in sent if part[route]]) for route in range(self._routes)]
         return work, writes
+
+
+def redriven_record(flow: Flow[Any], dead: DeadLetter, offset: int, application: str = "") -> Record:
+    """A dead letter of a flow, or of another application, as an operator redrives it."""
+    record = dead.record
+    form = Form.ENVELOPE if flow.source_of(record.topic).envelope else Form.PAYLOAD
+    place = (record.topic, record.partition, record.offset)
+    letter = DeadLetterHeaders(
+        *place,
+        dead.reason,
+        topic_id=TOPIC_ID,
+        stage=dead.stage,
+        application=application or flow.name,
+        hole=dead.hole,
+        items=dead.items,
+        form=form,
+        timestamp_ms=record.timestamp_ms,
+    )
+    value = redriven(record.key, record.value, (), letter, Hop("dead", 0, offset, topic_id="D"))
+    return Record(record.topic, record.partition, offset, record.key, value, record.timestamp_ms, (), TOPIC_ID)

@@ -25,9 +25,10 @@ from aggregations.run.states import state_of
 from envelope import TopicPartition, decode
 from jobs.backup import snapshot
 from jobs.comparing import Comparison
+from jobs.replaying.author import Author
 from jobs.replaying.beginning import beginning_of, fill_from_snapshot
 from jobs.replaying.dropping import drop_generation
-from jobs.replaying.generations import Author, Generations, begin_rebuild, generations_of, reopen, roll_back
+from jobs.replaying.generations import Generations, begin_rebuild, generations_of, reopen, roll_back
 from jobs.replaying.results import Differences, Swapped
 from jobs.replaying.swapping import at_work, swap_rebuild
 from persistence.commit.faults import HELD, effect, use
