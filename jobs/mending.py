@@ -25,7 +25,8 @@ from jobs.refolding.history import History, recorded
 from jobs.refolding.rows import Rows, check_met, chosen_stages, latest_removal
 from jobs.refolding.turns import Ends, TurnsUnknownError, recorded_turns
 from jobs.refolding.workspace import workspace
-from jobs.replaying.generations import Author, Generations
+from jobs.replaying.author import Author
+from jobs.replaying.generations import Generations
 from jobs.table.view import key_as_text
 from persistence.kafka import AcknowledgedProducer, KafkaSettings
 from persistence.protocol import Stored
