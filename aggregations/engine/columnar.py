@@ -49,7 +49,8 @@ from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
 
-_SYSTEM = frozenset({*schema.SYSTEM, schema.AGAIN, schema.LATE, schema.MADE, schema.TIME, schema.BEFORE, schema.STAMP})
+_SOMETIMES = (schema.AGAIN, schema.TOMBSTONE, schema.LATE, schema.MADE, schema.TIME, schema.BEFORE, schema.STAMP)
+_SYSTEM = frozenset({*schema.SYSTEM, *_SOMETIMES})
 _RECORD = frozenset({schema.VALUE, schema.HEADERS, schema.CHAIN})
 _OWN = (schema.TOPIC, schema.PARTITION, schema.OFFSET)
 _NULL_KEY = Cause(Reason.NULL_KEY, "the stage's key is null")
@@ -66,7 +67,8 @@ class ColumnarPath:
             _leave(work, parts[0])
             return parts[0]
 
-    def pack(self, work: Work, arrivals: Rows, routes: int) -> list[bytes]:
+    def pack(self, arrivals: Rows, routes: int) -> list[bytes]:
+        """Divide arrivals by key: one payload per route, empty for a route without arrivals."""
         frame = arrivals.frame
         if not frame.height:
             return [b""] * routes
@@ -79,7 +81,8 @@ class ColumnarPath:
             payloads.append(dumps((_ipc(part), arrivals.signatures, values)) if part.height else b"")
         return payloads
 
-    def unpack(self, work: Work, payloads: Sequence[bytes]) -> Rows:
+    def unpack(self, payloads: Sequence[bytes]) -> Rows:
+        """Combine payloads of several tasks."""
         parts = []
         for payload in payloads:
             data, signatures, values = loads(payload)
@@ -280,7 +283,9 @@ def _enter(work: Work, stage: Stage, before: Rows, earlier: Stepped | None = Non
     # Inputs of values that a function made are evaluated message by message, when they are folded.
     wanted = aggregate.inputs() if stepped.values is None else {}
     # A row whose inputs cannot be computed still arrives: it leaves a hole in the state of its key.
-    inputs, broken = evaluate_columns(frame, {f"{INPUT}{name}": one for name, one in wanted.items()})
+    # A filter reads null where an element has no columns.
+    read = frame if aggregate.rule is None else frame.drop(schema.TOMBSTONE, strict=False)
+    inputs, broken = evaluate_columns(read, {f"{INPUT}{name}": one for name, one in wanted.items()})
     _gather(work, stage.index, stage.name, before, stepped)
     _fill_outputs(work, outputs_before(stage.name), Rows(frame, before.signatures))
     if stage.index == 0:

@@ -19,9 +19,11 @@ from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.batch import positions_at_stage
 from aggregations.columns.elements import plain_element
 from aggregations.columns.emitting import Emitted, emit_columns
+from aggregations.columns.expiring import Expiring, with_times
 from aggregations.columns.fold import Folded, fold_fields, kinds_of, unfit_rows
 from aggregations.columns.judge import HistoryLimits, Judged, judge
 from aggregations.columns.lane_names import LaneNames, known_names
+from aggregations.columns.latest import fold_latest
 from aggregations.columns.made import made_inputs
 from aggregations.columns.order import positions_of
 from aggregations.columns.record_text import TEXT, Form
@@ -36,6 +38,7 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate, Stage
 from aggregations.definition.folds import Fold
 from aggregations.definition.inputs import SiblingPolicy
+from aggregations.definition.lookups import LatestRow
 from aggregations.definition.operators import emit_input
 from aggregations.engine.job import Exclusion
 from aggregations.engine.path import Work
@@ -102,6 +105,7 @@ class ColumnarFold:
         self.emitted: dict[int, list[Any]] = {}
         self.types = emitted_types(stage)
         self.columns: tuple[Ints, pl.DataFrame] | None = None  # what an `Emit` made of which rows
+        self._expiring: Expiring | None = None
 
     def run(self) -> "ColumnarFold":
         fold, job, names = self.aggregate.fold, self.work.job, known_names()
@@ -123,8 +127,12 @@ class ColumnarFold:
         else:
             form = form_of(self.stage.definition, None)
         values = [None if one is None else one.value for one in map(self.stored.get, self.keys)]
-        before = StoredStates(values, form, names)
-        exotic: Mask = self.frame.get_column(schema.EXOTIC).to_numpy() | (self.aggregate.expiry is not None)
+        expiry = self.aggregate.expiry
+        before = StoredStates(values, form, names, timed=expiry is not None)
+        exotic: Mask = self.frame.get_column(schema.EXOTIC).to_numpy()
+        if expiry is not None:
+            self._expiring = Expiring(expiry, self.frame, self.codes, before)
+            exotic = exotic | self._expiring.may_expire()
         judged = judge(
             self.codes,
             entering.lanes,
@@ -151,7 +159,8 @@ class ColumnarFold:
         elif apart.any():
             self._one_by_one(apart)
         count_verdicts(self.work, self.stage.name, self.rows, judged.verdicts, ~judged.fold, ~apart[self.codes])
-        self._write(form, names, judged, folded, apart, groups.dues)
+        times = None if self._expiring is None else self._expiring.after(groups.rows)
+        self._write(form, names, judged, folded, apart, groups.dues, times)
         return self
 
     def _input(self) -> "_Input":
@@ -185,6 +194,8 @@ class ColumnarFold:
     ) -> Groups:
         """The accepted rows by the state that they are folded into."""
         rows = judged.order[judged.fold[judged.order]]
+        if self._expiring is not None:
+            rows = self._expiring.in_order(rows)
         if self.aggregate.sessions is None:
             return Groups(rows, self.codes[rows], before)
         times = self.frame.get_column(schema.TIME).to_numpy()[rows]
@@ -231,7 +242,10 @@ class ColumnarFold:
 
     def _called(self, fold: Fold[Any], groups: Groups) -> Folded:
         """The same for a fold in plain Python."""
-        elements = self.work.elements(self.frame[groups.rows], self.rows.signatures, self.rows.values)
+        frame, signatures = self.frame[groups.rows], self.rows.signatures
+        elements = self.work.elements(frame, signatures, self.rows.values)
+        if isinstance(fold, LatestRow):
+            return fold_latest(fold, frame, elements, signatures, groups.codes, groups.states)
         return fold_elements(fold, elements, groups.codes, groups.states)
 
     def _write(
@@ -242,11 +256,17 @@ class ColumnarFold:
         folded: Folded,
         apart: Mask,
         dues: Mapping[int, int] = NO_DUES,
+        times: Ints | None = None,
     ) -> None:
-        """Encode the changed states, except those that are folded one by one; `dues` has their due times by code."""
+        """Encode the changed states, except those that are folded one by one.
+
+        Due times are in `dues` by code; in a stage whose states expire, latest event times are in `times`.
+        """
         fit = np.flatnonzero(~apart[judged.changed])
         changed = judged.changed[fit]
         values = folded.values.of_keys(judged.changed)
+        if times is not None and self._expiring is not None:
+            values, dues = with_times(values, times[judged.changed]), self._expiring.dues(times, changed)
         records = encoded(form, names, judged.lanes, fit, values, folded.texts)
         keys = [self.keys[code] for code in changed.tolist()]
         versions = [one.version if one else 0 for one in map(self.stored.get, keys)]
@@ -341,7 +361,7 @@ class ColumnarFold:
             columns = columns.vstack(pl.DataFrame(values, schema=columns.schema))
             rows = np.concatenate((rows, np.array(alone, np.int64)))
         order = np.argsort(rows)
-        found = numbered(frame[rows[order]], np.ones(len(rows), np.int64))
+        found = numbered(frame[rows[order]].drop(schema.TOMBSTONE, strict=False), np.ones(len(rows), np.int64))
         return Rows(found.with_columns(columns[order].get_columns()), self.rows.signatures)
 
     def _late(self) -> Mask:
