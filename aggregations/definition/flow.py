@@ -270,8 +270,8 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
 
         Args:
             topic: Target topic.
-            on: `update`: after each batch, the states that it changed. `close`: the state of each window once, when all
-                partitions have closed it; it then takes no further element.
+            on: `update`: after each batch, the states that it changed. `close`: the state of each window or session
+                once, when all partitions have closed it; it then takes no further element.
         """
         if not self.steps or not isinstance(self.steps[-1], Aggregate | PublishStates):
             raise FlowError("publish_states() must follow an aggregate() directly")

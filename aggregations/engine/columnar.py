@@ -277,7 +277,7 @@ def _enter(work: Work, stage: Stage, before: Rows, earlier: Stepped | None = Non
     key = user_key = _keys(stepped, aggregate.key)
     closed: list[pl.Series] = []
     if aggregate.times is not None:
-        user_key, key, shut = enter_times(stepped, key, aggregate.times, job.removed.get(stage.name))
+        user_key, key, shut = enter_times(stepped, key, aggregate.times, job.closed.get(stage.name))
         closed = [shut.alias(CLOSED)]
     frame = stepped.frame
     # Inputs of values that a function made are evaluated message by message, when they are folded.

@@ -95,6 +95,7 @@ def _loop(work: Work) -> MessageLoop:
         outputs=work.outputs,
         times=job.times,
         removed=job.removed,
+        closed=job.closed,
         tables=work.rows,
     )
 

@@ -192,7 +192,8 @@ class Both:
             ledger=run.ledger,
             asked=("raw", *self.topic_ids),
             times=times_in(run.manifest, self.topic_ids),
-            removed=self._final.closed(self._retirement.removed),
+            removed=self._retirement.removed,
+            closed=self._final.closed(self._retirement.removed),
         )
         work = Work(job)
         tasks: list[Any] = [path.read(work, self._chunks(records))]
