@@ -37,6 +37,7 @@ from aggregations.engine.rows import (
     key_codes,
     of_one_numbering,
     together,
+    with_all_columns,
 )
 from aggregations.per_message.arrivals import marking_before, missing_at_end, stage_key
 from aggregations.per_message.cause import Cause
@@ -147,7 +148,7 @@ def _met(work: Work, parts: Sequence[Rows]) -> tuple[Rows, Stepped | None]:
         whole.outputs += stepped.outputs
         whole.filtered += stepped.filtered
         if whole.values is None:
-            frames.append(_with_columns(stepped.frame, met or {}, flow.columns))
+            frames.append(with_all_columns(stepped.frame, met or {}, flow.columns))
             continue
         values = [element.value for element in stepped.rows()] if stepped.values is None else stepped.values
         frame = with_values(stepped.frame, values)[0] if stepped.values is None else stepped.frame
@@ -155,16 +156,6 @@ def _met(work: Work, parts: Sequence[Rows]) -> tuple[Rows, Stepped | None]:
         frames.append(system.with_columns(pl.col(schema.MADE) + len(whole.values)))
         whole.values += values
     return Rows(pl.concat(frames, how="diagonal"), aligned[0].signatures, whole.values), whole
-
-
-def _with_columns(frame: pl.DataFrame, met: Mapping[str, pl.DataType], read: frozenset[str] | None) -> pl.DataFrame:
-    """The rows with the columns of all inputs that the flow reads, null where their input does not have one."""
-    wanted = {name: dtype for name, dtype in met.items() if read is None or name in read}
-    system = [name for name in frame.columns if name.startswith("_")]
-    found = [
-        pl.col(name) if name in frame.columns else pl.lit(None, dtype).alias(name) for name, dtype in wanted.items()
-    ]
-    return frame.select(*found, *system)
 
 
 def _onward(work: Work, stage: Stage, accepted: Rows) -> Rows | None:
