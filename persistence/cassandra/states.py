@@ -249,8 +249,11 @@ class _CqlBatch:
         self._stage, self._bucket, self._writes = stage, bucket, list(writes)
         self._epoch, self._batch = epoch, batch
         self._known, self._note = known, note
-        # A transaction includes the check; before a plain write, the check is separate.
-        self._checked = states._conditional
+        # A transaction includes the check, except for due times that are known to be too early: it compares the time up
+        # to which states were removed with the one that was last read. Before a plain write, the check is separate.
+        removed = states._removed.get((stage, bucket))
+        early = removed is not None and any(one.due is not None and one.due <= removed for one in writes)
+        self._checked = states._conditional and not early
 
     def write(self) -> None:
         """Write it; after a refusal or an unknown outcome, read back before sending anything again."""
