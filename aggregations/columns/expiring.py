@@ -7,6 +7,7 @@ import polars as pl
 
 from aggregations.columns import schema
 from aggregations.columns.arrays import NEVER, Ints, Mask
+from aggregations.columns.fold import Folded
 from aggregations.columns.record_text import Values
 from aggregations.columns.records import StoredStates
 from aggregations.definition.expiry import Expiry
@@ -42,15 +43,17 @@ class Expiring:
         """Rows of one key after the other, those of a key in the order of their partition's log."""
         return rows[np.lexsort((self._reached[rows], self._codes[rows]))]
 
-    def after(self, rows: Ints) -> Ints:
-        """Latest event time by key after some rows are folded."""
-        times = self._stored.times.copy()
-        np.maximum.at(times, self._codes[rows], self._times[rows])
-        return times
+    def after(self, folded: Folded, rows: Ints) -> tuple[Folded, Mapping[int, int]]:
+        """The states with their latest event times, and the due times of those that changed, by key.
 
-    def dues(self, times: Ints, keys: Ints) -> Mapping[int, int]:
-        """Due times of states by key."""
-        return {key: self._expiry.due(time) for key, time in zip(keys.tolist(), times[keys].tolist(), strict=True)}
+        Args:
+            folded: The states after the batch.
+            rows: The rows that were folded.
+        """
+        times, keys = self._stored.times.copy(), np.unique(self._codes[rows])
+        np.maximum.at(times, self._codes[rows], self._times[rows])
+        dues = {key: self._expiry.due(time) for key, time in zip(keys.tolist(), times[keys].tolist(), strict=True)}
+        return folded._replace(values=with_times(folded.values, times)), dues
 
 
 def with_times(values: Values, times: Ints) -> Values:

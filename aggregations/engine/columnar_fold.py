@@ -19,7 +19,7 @@ from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.batch import positions_at_stage
 from aggregations.columns.elements import plain_element
 from aggregations.columns.emitting import Emitted, emit_columns
-from aggregations.columns.expiring import Expiring, with_times
+from aggregations.columns.expiring import Expiring
 from aggregations.columns.fold import Folded, fold_fields, kinds_of, unfit_rows
 from aggregations.columns.judge import HistoryLimits, Judged, judge
 from aggregations.columns.lane_names import LaneNames, known_names
@@ -36,7 +36,6 @@ from aggregations.definition.aggregates import At
 from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate, Stage
-from aggregations.definition.folds import Fold
 from aggregations.definition.inputs import SiblingPolicy
 from aggregations.definition.lookups import LatestRow
 from aggregations.definition.operators import emit_input
@@ -52,7 +51,7 @@ from aggregations.per_message.emitting import emitted_types
 from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.stage import KeyState, StageOutcome, fold_stage
 from aggregations.run.states import state_of, writes_of
-from envelope import Node, Verdict
+from envelope import EnvelopeError, Node, Verdict
 from persistence.protocol import Stored, Write
 
 
@@ -62,6 +61,20 @@ class _Input(NamedTuple):
     lanes: Ints
     positions: list[Ints]
     places: list[Lane]
+
+
+class _Inputs(NamedTuple):
+    """Inputs of `Fields`.
+
+    Attributes:
+        columns: As columns; None if the state is needed after each message, or if their values have no common type.
+        broken: Rows whose inputs cannot be computed.
+        values: The inputs of each row, or the error, where they are not columns.
+    """
+
+    columns: pl.DataFrame | None
+    broken: Mask
+    values: Sequence[Mapping[str, Any] | EnvelopeError] = ()
 
 
 class ColumnarFold:
@@ -110,18 +123,14 @@ class ColumnarFold:
     def run(self) -> "ColumnarFold":
         fold, job, names = self.aggregate.fold, self.work.job, known_names()
         entering = self._input()
-        known = self._inputs(fold) if isinstance(fold, Fields) else None
-        if self.aggregate.makes or (isinstance(fold, Fields) and known is None):
-            # A function gets the state after each message, or inputs made of a function's values have no common type.
+        inputs = self._inputs(fold) if isinstance(fold, Fields) else _Inputs(None, self._none())
+        members, kinds, refused, columns = None, [TEXT], inputs.broken, inputs.columns
+        if isinstance(fold, Fields) and columns is not None:
+            members, kinds = list(fold.fields), kinds_of(fold, columns.schema)
+            refused = refused | unfit_rows(fold, columns, self.frame.height)
+        elif isinstance(self.aggregate.emit, Emit):
             self._one_by_one(np.ones(len(self.keys), np.bool_))
             return self
-        if isinstance(fold, Fields) and known is not None:
-            inputs, broken = known
-            members, kinds = list(fold.fields), kinds_of(fold, inputs.schema)
-            refused = broken | unfit_rows(fold, inputs, self.frame.height)
-        else:
-            members, kinds = None, [TEXT]
-            refused = np.zeros(self.frame.height, np.bool_)
         if self.aggregate.sessions is None:
             form = form_of(self.stage.definition, members, kinds)
         else:
@@ -146,21 +155,23 @@ class ColumnarFold:
             refused=refused,
         )
         groups = self._groups(judged, before, members, kinds)
-        if isinstance(fold, Fields):
-            folded = groups.of_keys(self._folded(fold, kinds, inputs, entering, groups))
+        if isinstance(fold, Fields) and columns is not None:
+            folded = groups.of_keys(self._folded(fold, kinds, columns, entering, groups))
         else:
-            folded = groups.of_keys(self._called(fold, groups))
+            folded = groups.of_keys(self._called(inputs, entering, groups))
         self.accepted = judged.fold.copy()
         apart = np.zeros(len(self.keys), np.bool_)
         apart[self.codes[judged.pure]] = True
         apart |= folded.unfit
-        if isinstance(fold, Fields) and isinstance(self.aggregate.emit, Emit):
-            self._emit(fold, self.aggregate.emit, kinds, inputs, entering, groups, apart)
+        if isinstance(fold, Fields) and columns is not None and isinstance(self.aggregate.emit, Emit):
+            self._emit(fold, self.aggregate.emit, kinds, columns, entering, groups, apart)
         elif apart.any():
             self._one_by_one(apart)
         count_verdicts(self.work, self.stage.name, self.rows, judged.verdicts, ~judged.fold, ~apart[self.codes])
-        times = None if self._expiring is None else self._expiring.after(groups.rows)
-        self._write(form, names, judged, folded, apart, groups.dues, times)
+        dues = groups.dues
+        if self._expiring is not None:
+            folded, dues = self._expiring.after(folded, groups.rows)
+        self._write(form, names, judged, folded, apart, dues)
         return self
 
     def _input(self) -> "_Input":
@@ -173,21 +184,26 @@ class ColumnarFold:
             self.work.report.counts.keyless += Counter({self.stage.name: int(wide.sum())})
         return _Input(lanes, positions_at_stage(self.frame, self.rows.signatures), places)
 
-    def _inputs(self, fields: Fields) -> tuple[pl.DataFrame, Mask] | None:
-        """Inputs of the fields, and the rows whose inputs cannot be computed; None if they are not columns."""
+    def _inputs(self, fields: Fields) -> "_Inputs":
+        """Inputs of the fields."""
         names = fields.inputs()
         if self.rows.values is None:
+            columns = self.frame.select(pl.col(f"{INPUT}{name}").alias(name) for name in names)
             broken: Mask = self.frame.get_column(BROKEN).to_numpy() != 0
-            return self.frame.select(pl.col(f"{INPUT}{name}").alias(name) for name in names), broken
-        if self.aggregate.emit is not None:
-            return None
+            if not self.aggregate.makes:
+                return _Inputs(columns, broken)
+            return _Inputs(None, broken, columns.to_dicts() if names else [{}] * self.frame.height)
         elements = list(self.work.elements(self.frame, self.rows.signatures, self.rows.values))
-        made = made_inputs(evaluate_elements(elements, names, None), names)
+        found = evaluate_elements(elements, names, None)
+        made = made_inputs(found, names) if self.aggregate.emit is None else None
         with suppress(FlowError):  # a type that a field does not accept: each row is rejected with its reason
             if made is not None:
                 fields.check(made[0].schema)
-                return made
-        return None
+                return _Inputs(*made)
+        return _Inputs(None, np.array([isinstance(one, EnvelopeError) for one in found], np.bool_), found)
+
+    def _none(self) -> Mask:
+        return np.zeros(self.frame.height, np.bool_)
 
     def _groups(
         self, judged: Judged, before: StoredStates, members: Sequence[str] | None, kinds: Sequence[int]
@@ -240,13 +256,18 @@ class ColumnarFold:
         kept = made.passes & ~apart[self.codes[rows]]
         self.columns = rows[kept], made.columns.filter(pl.Series(kept))
 
-    def _called(self, fold: Fold[Any], groups: Groups) -> Folded:
-        """The same for a fold in plain Python."""
-        frame, signatures = self.frame[groups.rows], self.rows.signatures
+    def _called(self, inputs: "_Inputs", entering: "_Input", groups: Groups) -> Folded:
+        """The same by calls of the fold and of `emit`."""
+        fold, rows = self.aggregate.fold, groups.rows
+        frame, signatures = self.frame[rows], self.rows.signatures
         elements = self.work.elements(frame, signatures, self.rows.values)
         if isinstance(fold, LatestRow):
             return fold_latest(fold, frame, elements, signatures, groups.codes, groups.states)
-        return fold_elements(fold, elements, groups.codes, groups.states)
+        found = [inputs.values[row] for row in rows.tolist()] if inputs.values else []
+        at = self._at(fold, entering, rows) if isinstance(fold, Fields) else None
+        folded, passed = fold_elements(self.aggregate, elements, groups.codes, groups.states, found, at)
+        self.emitted.update(zip(rows.tolist(), passed, strict=False))
+        return folded
 
     def _write(
         self,
@@ -256,17 +277,11 @@ class ColumnarFold:
         folded: Folded,
         apart: Mask,
         dues: Mapping[int, int] = NO_DUES,
-        times: Ints | None = None,
     ) -> None:
-        """Encode the changed states, except those that are folded one by one.
-
-        Due times are in `dues` by code; in a stage whose states expire, latest event times are in `times`.
-        """
+        """Encode the changed states, except those that are folded one by one; `dues` has their due times by code."""
         fit = np.flatnonzero(~apart[judged.changed])
         changed = judged.changed[fit]
         values = folded.values.of_keys(judged.changed)
-        if times is not None and self._expiring is not None:
-            values, dues = with_times(values, times[judged.changed]), self._expiring.dues(times, changed)
         records = encoded(form, names, judged.lanes, fit, values, folded.texts)
         keys = [self.keys[code] for code in changed.tolist()]
         versions = [one.version if one else 0 for one in map(self.stored.get, keys)]
@@ -348,9 +363,9 @@ class ColumnarFold:
             return Rows(frame.filter(pl.Series(self.accepted)), self.rows.signatures, self.rows.values)
         if self.columns is not None:
             return self._with_columns(frame, *self.columns)
-        sizes = np.array([len(self.emitted[row]) for row in range(frame.height)], np.int64)
+        sizes = np.array([len(self.emitted.get(row, ())) for row in range(frame.height)], np.int64)
         frame = numbered(frame[np.repeat(np.arange(frame.height), sizes)], sizes)
-        values = [value for row in range(len(sizes)) for value in self.emitted[row]]
+        values = [value for row in range(len(sizes)) for value in self.emitted.get(row, ())]
         return Rows(with_values(frame, values)[0], self.rows.signatures, values)
 
     def _with_columns(self, frame: pl.DataFrame, rows: Ints, columns: pl.DataFrame) -> Rows:
