@@ -261,7 +261,8 @@ class MemoryRunner:
             replays=run.replays,
             outputs=batch.outputs,
             times=times_in(run.manifest, consumed),
-            removed=self._final.closed(self._retirement.removed),
+            removed=self._retirement.removed,
+            closed=self._final.closed(self._retirement.removed),
             tables=self._rows,
         )
         applied = loop.read(found.values())
