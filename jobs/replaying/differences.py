@@ -11,7 +11,8 @@ from aggregations.run.run import Run
 from jobs.comparing import compare
 from jobs.refolding.rows import Rows, latest_removal, states_of
 from jobs.refolding.workspace import workspace
-from jobs.replaying.generations import Generations, stages_redefined
+from jobs.replaying.generations import Generations
+from jobs.replaying.planning import stages_redefined
 from jobs.replaying.results import Differences
 
 

@@ -360,12 +360,3 @@ def abandon(found: Generations, author: Author, *, take_over: bool = False) -> P
     pointer = found.change(pointer, rebuild=None, changes=pointer.noting(given_up).changes)
     found.fence(rebuild.generation)
     return pointer
-
-
-def stages_redefined(found: Generations, generation: int) -> tuple[str, ...]:
-    """Stages whose definition is not that of a generation: changed, added or removed ones."""
-    made: dict[str, str] = {}
-    for _, manifest in found.manifests(generation):
-        made |= dict(manifest.definitions) if manifest else {}
-    own = found.flow.definitions
-    return tuple(name for name in dict.fromkeys([*own, *made]) if own.get(name) != made.get(name))

@@ -16,7 +16,7 @@ from aggregations.errors import DefinitionChangedError, RunRefusedError
 from aggregations.run.held_outputs import HELD_OUTPUTS
 from aggregations.run.risks import Risk, refuse, unsafe
 from envelope import TopicPartition
-from jobs.replaying.generations import Generations, stages_redefined
+from jobs.replaying.generations import Generations
 from jobs.replaying.results import Differences
 from persistence.findings import Finding
 from persistence.kafka import KafkaSettings, Topics
@@ -210,6 +210,15 @@ def check_definition(found: Generations, pointer: Pointer, live: int, *, redefin
             "--redefine; otherwise use the code that made the live generation"
         )
     return redefined
+
+
+def stages_redefined(found: Generations, generation: int) -> tuple[str, ...]:
+    """Stages whose definition is not that of a generation: changed, added or removed ones."""
+    made: dict[str, str] = {}
+    for _, manifest in found.manifests(generation):
+        made |= dict(manifest.definitions) if manifest else {}
+    own = found.flow.definitions
+    return tuple(name for name in dict.fromkeys([*own, *made]) if own.get(name) != made.get(name))
 
 
 def ranges_of(

@@ -322,5 +322,5 @@ def test_a_row_that_lacks_a_column_looked_up_since_refuses_the_run() -> None:
     looked = cards().lookup("merchant", MERCHANTS, "merchant", columns=["category", "fee"])
     more = looked.aggregate("category", pl.col("category").fill_null("unknown"), COUNT)
     second = MemoryRunner(more, bind(more, {}, store), accept=["definition"])
-    with pytest.raises(RunRefusedError, match=r"rows without fee.*Rebuild the flow"):
+    with pytest.raises(RunRefusedError, match=r"rows without fee.*`headwater replay --redefine`"):
         second.process([paid(0, "m")])
