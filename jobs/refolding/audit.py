@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aggregations.definition.flow import Flow
+from aggregations.definition.judging import Judging
 from aggregations.errors import DefinitionChangedError, RunRefusedError
 from aggregations.per_message.ledger import outputs_before
 from aggregations.run.begin import look
@@ -106,8 +107,9 @@ def audit(
         stores: URL of the store by stage name, from `bind`.
         generation: Generation of the states; None for the live one.
         snapshot: File of `headwater snapshot` to begin with; None for the flow's start.
-        stages: Only states of these stages are compared. If there is none, all are, except those behind a lookup: which
-            rows they found depends on the batches.
+        stages: Only states of these stages are compared. If there is none, all are, except those behind a lookup, and from
+            a filter over all partitions on: which rows they found, or which of two duplicates came first, depends on the
+            batches.
         keys: Only these keys of the stages are compared, in all windows; all if there is none.
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
         sample: Differences of each stage that are kept.
@@ -117,7 +119,8 @@ def audit(
     Raises:
         UsageError: The snapshot cannot be read, or the directory cannot be written.
         RunRefusedError: A run is at work, or did not end cleanly; the flow's definition has changed; its start is unknown
-            or no longer in the log; the snapshot does not belong to it; a stage or a key does not exist.
+            or no longer in the log; the snapshot does not belong to it; a stage or a key does not exist; no stage is left
+            to compare.
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer, or refuses a request.
     """
@@ -125,8 +128,12 @@ def audit(
         raise RunRefusedError(f"flow {flow.name} has no stage, so it keeps no states to compare")
     if generation is None:
         generation = live_generation(flow, stores)
-    skipped = [] if stages else [stage.name for stage in flow.stages if stage.looks_up]
-    compared = [name for name in chosen_stages([flow], stages) if name not in skipped]
+    skipped = [] if stages else _by_batches(flow)
+    if not (compared := [name for name in chosen_stages([flow], stages) if name not in skipped]):
+        raise RunRefusedError(
+            f"flow {flow.name}: which of two duplicates its filter {skipped[0]} passes on depends on the batches, so states may "
+            "differ although nothing is wrong. Name the stages to compare them all the same (--stage)"
+        )
     with workspace(work) as directory:
         own = own_stores(flow, directory / "states")
         begun = None if snapshot is None else _restored(flow, own, snapshot, generation)
@@ -171,6 +178,16 @@ def audit(
         tuple(skipped),
         comparison,
     )
+
+
+def _by_batches(flow: Flow[Any]) -> list[str]:
+    """The stages whose states depend on where batches ended: behind a lookup, and from a filter over all partitions on."""
+    found, passed = list[str](), False
+    for stage in flow.stages:
+        passed = passed or (isinstance(stage.aggregate.fold, Judging) and stage.aggregate.fold.spans)
+        if passed or stage.looks_up:
+            found.append(stage.name)
+    return found
 
 
 def _look(flow: Flow[Any], stores: Mapping[str, str], generation: int) -> Run:

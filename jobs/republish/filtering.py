@@ -58,7 +58,7 @@ def check_rule(rule: Any) -> None:
     if getattr(rule, "partitions", 0):
         raise UsageError(
             f"filter {rule.name!r} looks for ids over all partitions, and the members of a republisher's group read "
-            "different ones: look for ids in the partition, or use a StoredFilter in one process"
+            "different ones: look for ids in the partition, or use a flow with deduplicate() and publish()"
         )
     if getattr(rule, "scope_by", Scope.PARTITION) is not Scope.PARTITION:
         raise UsageError(
@@ -67,8 +67,8 @@ def check_rule(rule: Any) -> None:
         )
     if isinstance(rule, ProducerFilter) and rule.gaps is Gaps.HOLD:
         raise UsageError(
-            "gaps=Gaps.HOLD holds records back from commit to commit, which a republisher does not: use Gaps.REPORT or "
-            "Gaps.REFUSE, or a StoredFilter"
+            "gaps=Gaps.HOLD changes the order of records, and readers recognise copies by the order of the source: an output "
+            "that comes after many later ones would count as a copy. Use Gaps.REPORT or Gaps.REFUSE, or a StoredFilter"
         )
 
 

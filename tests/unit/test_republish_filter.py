@@ -78,7 +78,7 @@ def rejected(value: bytes, stage: str = "") -> bytes:
         (SequenceFilter(from_value("n"), scope_by=Scope.KEY), "a state for each key"),
         (deduplicate(from_value("id"), DAY), "over all partitions"),
         (EventIdFilter(from_value("id"), DAY, partitions=4), "over all partitions"),
-        (ProducerFilter(gaps=Gaps.HOLD), "holds records back"),
+        (ProducerFilter(gaps=Gaps.HOLD), "changes the order of records"),
         (SequenceFilter, "takes a filter"),
         ("sequence", "takes a filter"),
     ],
