@@ -57,7 +57,7 @@ FILTERS = {
     "sequence filter by key": SequenceFilter(NUMBERS, scope_by=Scope.KEY),
     "producer filter": ProducerFilter(),
     "event id filter": EventIdFilter(from_envelope("event_id"), horizon=HOUR, limit=20_000),
-    "event id filter, header": EventIdFilter(from_header("ce_id"), horizon=HOUR, limit=20_000),
+    "event ids in headers": EventIdFilter(from_header("ce_id"), horizon=HOUR, limit=20_000),
     "interval filter": deduplicate_by_key_value(from_envelope("event_id"), timedelta(seconds=2)),
     # Each event has a window of its own, so that all of them are passed on; a partition has 20,000 open windows.
     "distinct": distinct(
@@ -75,7 +75,7 @@ SHAPES = {
     "2 hops": {"hops": 2},
     "8 hops": {"hops": 8},
     "payload of 1 KiB": {"payload": 1024},
-    **{shape: {"hops": 0, "numbered": True, "headers": shape.endswith("header")} for shape in FILTERS},
+    **{shape: {"hops": 0, "numbered": True, "headers": shape.endswith("headers")} for shape in FILTERS},
 }
 
 
