@@ -43,8 +43,11 @@ from envelope.filters import (
     ProducerFilter,
     Scope,
     SequenceFilter,
+    TimeWindows,
     deduplicate_by_key_value,
+    distinct,
     from_envelope,
+    from_header,
 )
 from jobs import stack
 from jobs.demo.leg_pb2 import Leg
@@ -59,7 +62,12 @@ FILTERS = {
     "sequence filter by key": SequenceFilter(NUMBERS, scope_by=Scope.KEY),
     "producer filter": ProducerFilter(),
     "event id filter": EventIdFilter(from_envelope("event_id"), horizon=HOUR, limit=20_000),
+    "event ids in headers": EventIdFilter(from_header("ce_id"), horizon=HOUR, limit=20_000),
     "interval filter": deduplicate_by_key_value(from_envelope("event_id"), timedelta(seconds=2)),
+    # Each event has a window of its own, so that all of them are passed on; a partition has 20,000 open windows.
+    "distinct": distinct(
+        TimeWindows(timedelta(milliseconds=1), grace=timedelta(milliseconds=20_000 * PARTITIONS)), time=NUMBERS
+    ),
 }
 SHAPES = {
     "plain": {},
@@ -75,7 +83,7 @@ SHAPES = {
     "2 hops": {"hops": 2},
     "8 hops": {"hops": 8},
     "payload of 1 KiB": {"payload": 1024},
-    **{shape: {"hops": 0, "numbered": True} for shape in FILTERS},
+    **{shape: {"hops": 0, "numbered": True, "headers": shape.endswith("headers")} for shape in FILTERS},
 }
 
 

@@ -98,6 +98,17 @@ class Reading:
         return self.publishes or any(isinstance(fold, Judging) and fold.by_key for fold in folds)
 
     @cached_property
+    def repeats_batches(self) -> bool:
+        """Whether a batch that was begun is repeated as it was: a filter decides by the order between partitions."""
+        folds = [step.fold for step in self.every_step if isinstance(step, Aggregate)]
+        return any(isinstance(fold, Judging) and fold.spans for fold in folds)
+
+    @property
+    def notes_batches(self) -> bool:
+        """Whether the manifests name the ends of a batch before anything of it is published or persisted."""
+        return bool(self.tables) or self.repeats_batches
+
+    @cached_property
     def calls_functions(self) -> bool:
         """Whether a step calls Python for each element."""
         return not all(is_vectorised(step) for step in self.every_step if not isinstance(step, PublishStates))
