@@ -77,7 +77,7 @@ class Generations:
     def manifest(self, generation: int) -> Manifest | None:
         """What all stores have of a generation; None if one of them has nothing."""
         found = [manifest for _, manifest in self.manifests(generation)]
-        return None if None in found else common(found, self.ref(generation), finishes=bool(self.flow.tables))
+        return None if None in found else common(found, self.ref(generation), finishes=self.flow.notes_batches)
 
     def positions(self, generation: int) -> dict[TopicPartition, int]:
         """Offset up to which every store has folded a generation, by topic and partition of the flow."""

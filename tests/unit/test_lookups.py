@@ -104,11 +104,10 @@ def test_a_tombstone_deletes_a_row() -> None:
     assert both.results("category")[b"toys"] == {"n": 1, "cents": 1}
 
 
-def test_a_table_whose_tombstones_are_dead_letters_is_folded_in_columns() -> None:
+def test_a_table_whose_tombstones_are_dead_letters_keeps_its_rows() -> None:
     table = Topic("merchants", MERCHANTS.payload, envelope=False, tombstones=Tombstones.DEAD_LETTER)
     flow = cards().lookup("merchant", table, "merchant", columns=["category"])
     both = Both(flow.aggregate("category", pl.col("category").fill_null("unknown"), COUNT))
-    assert all(part.is_columnar for part in flow.parts)
     both.process([merchant(0, "m", "food"), merchant(1, "m", None), merchant(2, "x", "toys"), paid(0, "m")])
     both.process([merchant(3, "x", "books"), paid(1, "x")])
     assert both.reasons() == [(1, Reason.EMPTY)]
