@@ -32,6 +32,7 @@ from jobs.demo.leg_pb2 import Leg
 from persistence.kafka import KafkaSettings
 
 CHUNK = 50_000
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def batched(many, size):
@@ -49,6 +50,7 @@ def tables(messages, first, per_ms=0):
     """The records of one batch, as the engine reads them; `per_ms` of them have the same timestamp, or all if it is 0."""
     for number, part in enumerate(batched(messages, CHUNK)):
         start = first + number * CHUNK
+        headers = [[{"key": name, "value": value} for name, value in one.get("headers", ())] for one in part]
         yield pa.table(
             {
                 "key": pa.array([one["key"] for one in part], pa.binary()),
@@ -60,6 +62,7 @@ def tables(messages, first, per_ms=0):
                     [1_700_000_000_000 + (row // per_ms if per_ms else 0) for row in range(start, start + len(part))],
                     pa.timestamp("ms"),
                 ),
+                **({"headers": pa.array(headers, HEADERS)} if any(headers) else {}),
             }
         )
 

@@ -34,6 +34,7 @@ class Workload:
         hops: Number of republish hops of each record.
         payload: Least size of a payload in bytes, made up by a longer name of the carrier.
         numbered: Envelopes have an event id, and the name and sequence number of a producer.
+        headers: Records have the event id in the header `ce_id`, too.
     """
 
     events: int
@@ -43,6 +44,7 @@ class Workload:
     hops: int = 1
     payload: int = 0
     numbered: bool = False
+    headers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,4 +154,7 @@ def _message(workload: Workload, topic: str, key: int, minutes: int, delay: int,
     for hop in range(workload.hops):
         source, topic_id = (f"step{hop}", "BBBB") if hop else ("raw", "AAAA")
         value = append_hop(value, Hop(source, partition, number, via="wrap", index=0, count=1, topic_id=topic_id))
-    return {"key": raw, "value": value}
+    made: Message = {"key": raw, "value": value}
+    if workload.headers:
+        made["headers"] = [("ce_id", b"e%d" % number)]
+    return made

@@ -23,9 +23,10 @@ from jobs.refolding.begin import look_at_live, restored
 from jobs.refolding.fold import WORK, Folded, Told, fold, own_stores, silent
 from jobs.refolding.history import History, recorded
 from jobs.refolding.rows import Rows, check_met, chosen_stages, latest_removal
-from jobs.refolding.turns import Ends, TurnsUnknownError, recorded_turns
+from jobs.refolding.turns import Ends, TurnsUnknownError, recorded_turns, spanned
 from jobs.refolding.workspace import workspace
-from jobs.replaying.generations import Author, Generations
+from jobs.replaying.author import Author
+from jobs.replaying.generations import Generations
 from jobs.table.view import key_as_text
 from persistence.kafka import AcknowledgedProducer, KafkaSettings
 from persistence.protocol import Stored
@@ -184,6 +185,11 @@ def mend(
 
 def _turns(reader: Reader, journal: str | None, run: Run, stage: Stage, history: History) -> list[Ends]:
     """The turns that make a stage behind a lookup find the rows that it found."""
+    if stage.name in (judged := spanned(run.flow)):
+        raise RunRefusedError(
+            f"flow {run.flow.name}: which of two duplicates the filter {judged[0]} passes on depends on the batches, and stage "
+            f"{stage.name} on the filter. Rebuild the flow with `headwater replay --apply`"
+        )
     if not stage.looks_up:
         return []
     try:

@@ -13,7 +13,7 @@ import msgspec
 
 from envelope import TopicPartition
 from persistence.errors import Corrupt, Terminal
-from persistence.manifest import Manifest, Progress
+from persistence.manifest import Manifest, Progress, unread
 from persistence.marks import KnownMarks
 from persistence.names import check_generation
 from persistence.protocol import FlowRef, StageRef, StateStore, Write
@@ -158,6 +158,12 @@ class KeptValues:
             for partition, progress in partitions.items()
         }
 
+    @property
+    def unfinished(self) -> dict[TopicPartition, int]:
+        """Next offset, by topic and partition, after a batch that was begun and has not ended; empty for none."""
+        found = unread(self.manifest.unfinished, self.manifest.positions) if self.manifest else {}
+        return {TopicPartition(topic, at): end for topic, ends in found.items() for at, end in ends.items()}
+
     def load(self, keys: Iterable[bytes]) -> dict[bytes, Kept]:
         """The values of these keys; a new one for a key without a value."""
         wanted = list(dict.fromkeys(keys))
@@ -200,6 +206,11 @@ class KeptValues:
         for kept in values.values():
             kept.version += 1
 
+    def begin_batch(self, ends: Mapping[TopicPartition, int], topic_ids: Mapping[str, str] = {}) -> None:
+        """Note where a batch ends before anything of it is published, so that it can be repeated as it was."""
+        before = self.manifest or Manifest(self.epoch, 0)
+        self._save(Manifest(self.epoch, before.batch, before.positions, topic_ids, unfinished=_nested(ends)))
+
     def save_manifest(self, positions: Mapping[TopicPartition, int], topic_ids: Mapping[str, str] = {}) -> None:
         """Write the positions to resume from, and end the batch."""
         merged = {**self.start, **positions}
@@ -207,7 +218,9 @@ class KeptValues:
             topic: {partition: Progress(offset) for partition, offset in partitions.items()}
             for topic, partitions in _nested(merged).items()
         }
-        manifest = Manifest(self.epoch, self.batch, progress, topic_ids)
+        self._save(Manifest(self.epoch, self.batch, progress, topic_ids))
+
+    def _save(self, manifest: Manifest) -> None:
         self.store.save_manifest(self.ref, manifest)
         self.manifest = manifest
 

@@ -114,7 +114,8 @@ class Manifest(msgspec.Struct, frozen=True):
         published: Due time, in seconds since 1970, up to which the windows of a stage that publishes them when they close are
             published (`aggregations.run.final`), by stage; of the stages that this store keeps it counts.
         unfinished: Next offset per topic and partition after a batch that was begun and is not committed; only of a flow with
-            tables, which a run reads again only after these records.
+            tables, which a run reads again only after these records, and with a filter over all partitions, whose batch is
+            repeated as it was.
         restoring: Checksum of the snapshot that is being restored into the store; empty when none is.
         rebuilt: Who rebuilt this generation, when and why; None if `headwater replay` did not make it.
         given_up: Batches that a restore gave up, one entry for each restore.

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from envelope import EnvelopeError, TopicPartition, Verdict
 from envelope.filters.arrival import UNIDENTIFIED, Filter, Ruling, rejected
 from envelope.filters.states import FilterStates
-from persistence.commit.faults import effect
+from persistence.commit.faults import LEDGER, effect
 from persistence.commit.order import commit
 from persistence.commit.steps import CommitStep
 from persistence.kept import Kept, KeptValues, merged_topic_ids
@@ -52,6 +52,9 @@ class StoredFilter:
 
     A new object of the same name fences the one before it. After an error, read on from `start`.
 
+    A filter over all partitions (`partitions=`) passes on the first of two duplicates, and between partitions the batch
+    decides which one that is. So its batches are judged by partition and offset, and an `unfinished` one is repeated.
+
     Args:
         rule: The filter. Its name is the name of its states in the store.
         store: A store, or its URL.
@@ -64,11 +67,20 @@ class StoredFilter:
         self._held: dict[TopicPartition, dict[int, Any]] = {}
         self._known: dict[bytes, Kept] = {}
         self._states = FilterStates(rule)
+        self._spans = bool(getattr(rule, "partitions", 0))
 
     @property
     def start(self) -> Mapping[TopicPartition, int]:
         """Offset to read next, by topic and partition; a partition that is not there is read from its beginning."""
         return self._kept.start
+
+    @property
+    def unfinished(self) -> Mapping[TopicPartition, int]:
+        """Next offset, by topic and partition, after a batch that `process` has to repeat as it was; empty for none.
+
+        Only a filter over all partitions repeats a batch, after a crash or an error.
+        """
+        return self._kept.unfinished
 
     def process(self, records: Iterable[Any], publish: Callable[[Filtered], object]) -> Filtered:
         """Judge a batch, publish what passes, and write the states.
@@ -78,7 +90,7 @@ class StoredFilter:
             publish: Produces what is passed on, and the dead letters, and returns when all are acknowledged.
 
         Raises:
-            ValueError: The offsets of a partition do not ascend.
+            ValueError: The offsets of a partition do not ascend, or the records are not those of the `unfinished` batch.
             Terminal: A topic was created again, as the topic ids of the records show.
             StoreError: The store failed, or a newer object of this name has begun.
         """
@@ -86,9 +98,14 @@ class StoredFilter:
         _check_order(batch)
         known = self._kept.manifest.topic_ids if self._kept.manifest else {}
         topic_ids = merged_topic_ids(known, batch, self._kept.ref)
+        if self._spans:
+            self._check_repeated(batch)
+            batch.sort(key=lambda one: (one.topic, one.partition, -1 if one.offset is None else one.offset))
         scopes = [self._scope(record) for record in batch]
         try:
             work = self._judged(batch, scopes)
+            if self._spans and work.ends():
+                effect(LEDGER, lambda: self._kept.begin_batch(work.ends(), topic_ids))
             name = self.filter.name
             commit(
                 lambda: publish(work.filtered),
@@ -124,6 +141,15 @@ class StoredFilter:
         for record, scope in zip(batch, scopes, strict=True):
             work.judge(record, scope)
         return work
+
+    def _check_repeated(self, batch: list[Any]) -> None:
+        begun = self.unfinished
+        ends = {TopicPartition(one.topic, one.partition): one.offset + 1 for one in batch if one.offset is not None}
+        if begun and ends != begun:
+            places = ", ".join(f"{at.topic}:{at.partition} up to {end}" for at, end in begun.items())
+            raise ValueError(
+                f"filter {self.filter.name!r}: a batch was begun and has not ended. Pass its records alone first: {places}"
+            )
 
     def _forget(self) -> None:
         """Load states afresh for the next batch: these may differ from those in the store, or are too many."""

@@ -1,6 +1,7 @@
 """Reads and writes the states of filters that remember ids, in compiled code.
 
-The texts are those of `EventIdFilter.dump` and `IntervalFilter.dump`. Ids stay text.
+The texts are those of `dump` of `EventIdFilter`, `IntervalFilter` and `DistinctTumbling`, whose ids are keys with starts
+of windows. Ids stay text.
 """
 
 from typing import Final, NamedTuple
@@ -14,14 +15,17 @@ from aggregations.columns.json_writing import put, put_number, put_word
 from aggregations.columns.record_text import CLOSE, COMMA, END, NULL, OPEN, Bytes
 from aggregations.columns.records import StoredStates
 
+EVENT_IDS, INTERVAL, SPREAD, WINDOWS = range(4)
+"""Kinds of states, by their filter; `SPREAD` is that of an interval filter over all partitions."""
 MOST_MS: Final = 1 << 61
 """Times beyond it are left to the pure code: their differences may have more than 64 bits."""
 _SHORTEST: Final = len(b'[0,""],')
 """Bytes of an id in a state, at least."""
-_STREAM: Final = np.frombuffer(b'{"stream_time_ms":', np.uint8)
+STREAM: Final = np.frombuffer(b'{"stream_time_ms":', np.uint8)
 _FLOOR: Final = np.frombuffer(b',"floor_ms":', np.uint8)
 _IDS: Final = np.frombuffer(b',"ids":[', np.uint8)
 _PASSED: Final = np.frombuffer(b',"passed":[', np.uint8)
+_OPENED: Final = np.frombuffer(b',"opened":[', np.uint8)
 
 
 class IdStates(NamedTuple):
@@ -35,8 +39,10 @@ class IdStates(NamedTuple):
         begins: Where the ids of each state begin in the following arrays, those first that are remembered longest; the
             last entry is where the room of the last state ends.
         filled: Where those ids end that were stored.
-        time: Times of ids.
-        fact: Offsets of ids.
+        time: Times of ids; ends of windows.
+        fact: Offsets of ids, in states of an interval filter.
+        place_first: Where the texts of their partitions begin, in states of kind `SPREAD`.
+        place_last: Where they end.
         first: Where their text begins.
         last: Where it ends.
         code: CRC32C of the text.
@@ -51,13 +57,15 @@ class IdStates(NamedTuple):
     filled: Ints
     time: Ints
     fact: Ints
+    place_first: Ints
+    place_last: Ints
     first: Ints
     last: Ints
     code: Ints
     alive: Mask
 
     @classmethod
-    def read(cls, stored: StoredStates, own: Ints, rows: Ints, text: Bytes, left: Mask, *, offsets: bool) -> "IdStates":
+    def read(cls, stored: StoredStates, own: Ints, rows: Ints, text: Bytes, left: Mask, kind: int) -> "IdStates":
         """Read states.
 
         Args:
@@ -66,7 +74,7 @@ class IdStates(NamedTuple):
             rows: Ids that may be added to each of these.
             text: Begins with `stored.data`.
             left: Is set for those that are not of the usual form.
-            offsets: The ids have offsets: of an `IntervalFilter`.
+            kind: Kind of the states.
         """
         first, last = stored.values.first[0], stored.values.last[0]
         room = int((last[own] - first[own]).sum()) // _SHORTEST + int(rows.sum())
@@ -74,15 +82,15 @@ class IdStates(NamedTuple):
             np.zeros((4, len(own) + 1), np.int64),
             np.zeros((2, len(own)), np.bool_),
         )
-        time, fact, begin, end, code = np.empty((5, room), np.int64)
-        alive = np.ones(room, np.bool_)
-        found = cls(stream, masks[0], floor, masks[1], begins, filled, time, fact, begin, end, code, alive)
-        _read(text, first, last, stored.exists, own, rows, found, left, offsets)
+        time, fact, place, place_end, begin, end, code = np.empty((7, room), np.int64)
+        ids = (time, fact, place, place_end, begin, end, code, np.ones(room, np.bool_))
+        found = cls(stream, masks[0], floor, masks[1], begins, filled, *ids)
+        _read(text, first, last, stored.exists, own, rows, found, left, kind)
         return found
 
 
 @compiled(allocates=False)
-def _number(data: Bytes, at: int, end: int, text: Bytes) -> tuple[int, bool, int]:
+def number_or_null(data: Bytes, at: int, end: int, text: Bytes) -> tuple[int, bool, int]:
     """A number or null behind a text: the number, whether there is one, and where it ends."""
     at = follows(data, at, end, text, 0, len(text))
     null = word(data, at, end, NULL)
@@ -104,18 +112,18 @@ def _read(
     rows: Ints,
     into: IdStates,
     left: Mask,
-    offsets: bool,
+    kind: int,
 ) -> None:
     number = 0
+    names = _OPENED if kind == WINDOWS else _IDS if kind == EVENT_IDS else _PASSED
     for i in range(len(own)):
         state = own[i]
         into.begins[i] = into.filled[i] = number
         if exists[state] and not left[state]:
             end = last[state]
-            into.stream[i], into.streamed[i], at = _number(data, first[state], end, _STREAM)
-            if not offsets:
-                into.floor[i], into.floored[i], at = _number(data, at, end, _FLOOR)
-            names = _PASSED if offsets else _IDS
+            into.stream[i], into.streamed[i], at = number_or_null(data, first[state], end, STREAM)
+            if kind == EVENT_IDS:
+                into.floor[i], into.floored[i], at = number_or_null(data, at, end, _FLOOR)
             at = follows(data, at, end, names, 0, len(names))
             latest = -MOST_MS
             fine = at >= 0 and abs(into.stream[i]) <= MOST_MS
@@ -127,11 +135,18 @@ def _read(
                     if not fine:
                         break
                     into.time[number], at = integer(data, at + 1, end)
-                    if offsets and at >= 0:
+                    if kind in (INTERVAL, SPREAD) and at >= 0:
                         if at >= end or data[at] != COMMA:
                             at = -1
                         else:
                             into.fact[number], at = integer(data, at + 1, end)
+                    if kind == SPREAD and at >= 0:
+                        if at >= end or data[at] != COMMA:
+                            at = -1
+                        else:
+                            into.place_first[number] = at + 1
+                            at = value_end(data, at + 1, end)
+                            into.place_last[number] = at
                     fine = 0 <= at < end and data[at] == COMMA and latest <= into.time[number] <= MOST_MS
                     if not fine:
                         break
@@ -154,26 +169,32 @@ def _read(
 
 
 @compiled(allocates=False)
-def put_head(out: Bytes, at: int, states: IdStates, i: int, offsets: bool) -> int:
+def put_head(out: Bytes, at: int, states: IdStates, i: int, kind: int) -> int:
     """Write the text of a state up to its ids."""
-    at = put(out, at, _STREAM, 0, len(_STREAM))
+    at = put(out, at, STREAM, 0, len(STREAM))
     at = put_number(out, at, states.stream[i]) if states.streamed[i] else put_word(out, at, NULL)
-    if offsets:
+    if kind in (INTERVAL, SPREAD):
         return put(out, at, _PASSED, 0, len(_PASSED))
+    if kind == WINDOWS:
+        return put(out, at, _OPENED, 0, len(_OPENED))
     at = put(out, at, _FLOOR, 0, len(_FLOOR))
     at = put_number(out, at, states.floor[i]) if states.floored[i] else put_word(out, at, NULL)
     return put(out, at, _IDS, 0, len(_IDS))
 
 
 @compiled(allocates=False)
-def put_id(out: Bytes, at: int, states: IdStates, number: int, data: Bytes, offsets: bool) -> int:
+def put_id(out: Bytes, at: int, states: IdStates, number: int, data: Bytes, kind: int) -> int:
     """Write an id and a comma."""
     out[at] = OPEN
     at = put_number(out, at + 1, states.time[number])
     out[at] = COMMA
     at += 1
-    if offsets:
+    if kind in (INTERVAL, SPREAD):
         at = put_number(out, at, states.fact[number])
+        out[at] = COMMA
+        at += 1
+    if kind == SPREAD:
+        at = put(out, at, data, states.place_first[number], states.place_last[number])
         out[at] = COMMA
         at += 1
     at = put(out, at, data, states.first[number], states.last[number])

@@ -1,6 +1,6 @@
 """The JSON text of ids, as `envelope.filters.index.to_json` and msgspec make it, in compiled code.
 
-Two ids are equal if their texts are. Text that JSON would escape is not written.
+Two ids are equal if their texts are. Text that JSON would escape is not written, nor are numbers beyond 63 bits.
 """
 
 from typing import Final, NamedTuple
@@ -16,12 +16,19 @@ from aggregations.columns.record_text import CLOSE, COMMA, END, OPEN, QUOTE, Byt
 from envelope.filters.index import quoted
 
 TEXT, BYTES, NUMBER = 0, 1, 2
-_NUMBERS: Final = (pl.Int8(), pl.Int16(), pl.Int32(), pl.Int64(), pl.UInt8(), pl.UInt16(), pl.UInt32())
+_NUMBERS: Final = (pl.Int8(), pl.Int16(), pl.Int32(), pl.Int64(), pl.UInt8(), pl.UInt16(), pl.UInt32(), pl.UInt64())
 KINDS: Final[dict[pl.DataType, int]] = {pl.String(): TEXT, pl.Binary(): BYTES, **dict.fromkeys(_NUMBERS, NUMBER)}
 """What ids in a column are, by its type."""
 _FRAME: Final = 32
 """More than the bytes of an id's text around the bytes or the number itself."""
+_ENCODED: Final = len(b"%00")
+_PERCENT: Final = ord("%")
+_HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+_NONE, _TOO_LARGE = -1, -2
+"""Lengths of a part that is null, and of a number beyond 63 bits, which is not a valid id."""
 _AS_BYTES: Final = np.frombuffer(b'{"bytes":"', np.uint8)
+QUOTED: Final = slice(len(_AS_BYTES) - 1, -1)
+"""Where the quoted text is in the text of an id that is bytes."""
 
 
 def _plain(byte: int, kind: int) -> bool:
@@ -41,7 +48,7 @@ class _Part(NamedTuple):
         kind: What it is.
         data: Contains the texts or bytes.
         starts: Where they start.
-        lengths: Their lengths; -1 for none.
+        lengths: Their lengths; `_NONE` for null, `_TOO_LARGE` for a number that is not written.
         numbers: The numbers.
     """
 
@@ -55,8 +62,9 @@ class _Part(NamedTuple):
     def of(cls, column: pl.Series) -> "_Part":
         kind = KINDS[column.dtype]
         if kind == NUMBER:
-            numbers = np.require(column.cast(pl.Int64).fill_null(0).to_numpy(), np.int64, ["C", "W"])
-            lengths = np.where(column.is_null().to_numpy(), -1, 0)
+            whole = column.cast(pl.Int64, strict=False)
+            numbers = np.require(whole.fill_null(0).to_numpy(), np.int64, ["C", "W"])
+            lengths = np.where(column.is_null().to_numpy(), _NONE, np.where(whole.is_null().to_numpy(), _TOO_LARGE, 0))
             return cls(kind, np.frombuffer(b"", np.uint8), np.zeros(len(column), np.int64), lengths, numbers)
         spans = Spans.of(column.to_arrow(compat_level=pl.CompatLevel.oldest()))
         return cls(kind, spans.data, spans.starts, spans.lengths, np.zeros(0, np.int64))
@@ -76,7 +84,7 @@ class Identities(NamedTuple):
     last: Ints
 
     @classmethod
-    def of(cls, before: bytes, columns: list[pl.Series]) -> "Identities":
+    def of(cls, before: bytes | Bytes, columns: list[pl.Series]) -> "Identities":
         """The ids that are in a column, or the pairs that are in two; there is none if one of them is null.
 
         Args:
@@ -85,7 +93,7 @@ class Identities(NamedTuple):
         """
         parts = [_Part.of(column) for column in columns]
         rows = len(columns[0])
-        size = sum(int(np.maximum(part.lengths, 0).sum()) + _FRAME * rows for part in parts)
+        size = sum(_ENCODED * int(np.maximum(part.lengths, 0).sum()) + _FRAME * rows for part in parts)
         text = np.empty(len(before) + size, np.uint8)
         text[: len(before)] = np.frombuffer(before, np.uint8)
         first, last = np.empty(rows, np.int64), np.empty(rows, np.int64)
@@ -95,7 +103,7 @@ class Identities(NamedTuple):
 
 @compiled(allocates=False)
 def _put_part(out: Bytes, at: int, part: _Part, row: int) -> int:
-    """Write a part and return where it ends; -1 if a byte of it has to be escaped."""
+    """Write a part and return where it ends; -1 if a character of it has to be escaped. Bytes are percent-encoded."""
     if part.kind == NUMBER:
         return put_number(out, at, part.numbers[row])
     if part.kind == BYTES:
@@ -105,10 +113,15 @@ def _put_part(out: Bytes, at: int, part: _Part, row: int) -> int:
         at += 1
     start = part.starts[row]
     for i in range(start, start + part.lengths[row]):
-        if not _PLAIN[part.kind, part.data[i]]:
+        byte = part.data[i]
+        if _PLAIN[part.kind, byte]:
+            out[at] = byte
+            at += 1
+        elif part.kind == BYTES:
+            out[at], out[at + 1], out[at + 2] = _PERCENT, _HEX[byte >> 4], _HEX[byte & 15]
+            at += 3
+        else:
             return -1
-        out[at] = part.data[i]
-        at += 1
     out[at] = QUOTE
     at += 1
     if part.kind == BYTES:
@@ -122,7 +135,10 @@ def _write(one: _Part, other: _Part, pair: bool, out: Bytes, at: int, first: Int
     """Write the ids of all rows, and return where the last one ends."""
     for row in range(len(first)):
         first[row] = last[row] = at
-        if one.lengths[row] < 0 or other.lengths[row] < 0:
+        if one.lengths[row] == _NONE or other.lengths[row] == _NONE:
+            continue
+        if one.lengths[row] == _TOO_LARGE or other.lengths[row] == _TOO_LARGE:
+            last[row] = -1
             continue
         end = at
         if pair:

@@ -19,7 +19,8 @@ from aggregations.columns.rulings import Rulings
 from aggregations.definition.judging import Judging
 from aggregations.per_message.judging import ruled
 from envelope import Verdict
-from envelope.filters.arrival import Filter, FromEnvelope, FromValue, Scope
+from envelope.filters.arrival import Filter, FromEnvelope, FromHeader, FromValue, Scope
+from envelope.filters.distinct import DistinctSession, DistinctTumbling
 from envelope.filters.event_ids import EventIdFilter
 from envelope.filters.interval import IntervalFilter
 from envelope.filters.producers import ProducerFilter, envelope_stamp
@@ -45,7 +46,7 @@ def rulings_of(
     Args:
         rule: The filter.
         inputs: The columns that it reads, if they are known: those of the payload by name, those of the envelope by
-            `stamped`, and key, offset and timestamp.
+            `stamped`, and topic, partition, offset, key, timestamp and headers.
         subjects: Returns some of the rows as the filter judges them.
         codes: Number of each row's state; the rows of one state together, in the order in which they are judged.
         stored: The states before.
@@ -67,56 +68,81 @@ def _compiled(rule: Filter[Any], inputs: pl.DataFrame, codes: Ints, stored: Stor
         return None
     if type(rule) is SequenceFilter:
         return _sequences(rule, inputs, codes, stored)
-    if type(rule) is EventIdFilter or type(rule) is IntervalFilter:
-        return _ids(rule, inputs, codes, stored)
+    if type(rule) in (DistinctSession, DistinctTumbling, EventIdFilter, IntervalFilter):
+        return _remembered(rule, inputs, codes, stored)
     if type(rule) is ProducerFilter and rule.stamp is envelope_stamp:
         return _producers(rule, inputs, codes, stored)
     return None
 
 
 def _sequences(rule: SequenceFilter, inputs: pl.DataFrame, codes: Ints, stored: StoredStates) -> Rulings | None:
-    from aggregations.columns.judging_sequences import INTEGERS, judge_sequences
+    from aggregations.columns.judging_sequences import NUMBERS, judge_sequences
 
     numbers = _column(rule.sequence, inputs)
-    if numbers is None or numbers.dtype not in INTEGERS:
+    if numbers is None or numbers.dtype not in NUMBERS:
         return None
     return judge_sequences(rule, numbers, inputs.get_column(schema.KEY), codes, stored)
 
 
-def _ids(
-    rule: EventIdFilter | IntervalFilter, inputs: pl.DataFrame, codes: Ints, stored: StoredStates
-) -> Rulings | None:
+def _remembered(rule: Any, inputs: pl.DataFrame, codes: Ints, stored: StoredStates) -> Rulings | None:
+    """The rulings of a filter that remembers ids or keys until a time."""
     from aggregations.columns.id_states import MOST_MS
     from aggregations.columns.id_texts import KINDS
     from aggregations.columns.judging_ids import judge_ids
+    from aggregations.columns.judging_sessions import judge_sessions
 
-    key = inputs.get_column(schema.KEY)
-    identity = [key] if isinstance(rule, IntervalFilter) and rule.keyed else []
-    times = inputs.get_column(schema.TIMESTAMP) if rule.time is None else _column(rule.time, inputs)
-    if rule.id is not None:
+    key, times = inputs.get_column(schema.KEY), _times(rule, inputs)
+    if times is None or not times.is_between(-MOST_MS, MOST_MS).all():
+        return None
+    time = times.to_numpy().copy()
+    scoped = np.ones(len(codes), np.bool_)
+    if not isinstance(rule, IntervalFilter) and rule.scope_by is Scope.KEY:
+        scoped = key.is_not_null().to_numpy().copy()
+    if isinstance(rule, DistinctSession):
+        return judge_sessions(rule, key, time, scoped, codes, stored)
+    identity, places = [key], pl.Series([], dtype=pl.String)
+    if isinstance(rule, EventIdFilter) or (isinstance(rule, IntervalFilter) and not rule.keyed):
+        identity = []
+    elif isinstance(rule, IntervalFilter) and rule.key is not None:
+        if (changed := _column(rule.key, inputs)) is None or changed.dtype not in (pl.String(), pl.Binary()):
+            return None
+        identity = [changed.cast(pl.Binary)]
+    if isinstance(rule, IntervalFilter) and rule.partitions:
+        place = pl.concat_str(schema.TOPIC, schema.PARTITION, separator=":")
+        places = inputs.select(place).to_series()
+    if not isinstance(rule, DistinctTumbling) and rule.id is not None:
         if (ids := _column(rule.id, inputs)) is None or ids.dtype not in KINDS:
             return None
         identity.append(ids)
-    if times is None or times.dtype != pl.Int64 or times.null_count() or not times.is_between(-MOST_MS, MOST_MS).all():
-        return None
-    scoped = np.ones(len(codes), np.bool_)
-    if isinstance(rule, EventIdFilter) and rule.scope_by is Scope.KEY:
-        scoped = key.is_not_null().to_numpy().copy()
-    time, offset = times.to_numpy().copy(), inputs.get_column(schema.OFFSET).to_numpy().copy()
-    return judge_ids(rule, identity, time, offset, scoped, codes, stored)
+    if Judging(rule).spans:
+        scoped = identity[0].is_not_null().to_numpy().copy()
+    offset = inputs.get_column(schema.OFFSET).to_numpy().copy()
+    return judge_ids(rule, identity, time, offset, scoped, codes, stored, places)
 
 
 def _producers(rule: ProducerFilter, inputs: pl.DataFrame, codes: Ints, stored: StoredStates) -> Rulings | None:
     from aggregations.columns.judging_producers import judge_producers
 
-    times = inputs.get_column(schema.TIMESTAMP) if rule.time is None else _column(rule.time, inputs)
-    if schema.STAMP not in inputs.columns or times is None or times.dtype != pl.Int64 or times.null_count():
+    times = _times(rule, inputs)
+    if schema.STAMP not in inputs.columns or times is None:
         return None
     return judge_producers(rule, inputs.get_column(schema.STAMP), times.to_numpy(), codes, stored)
 
 
+def _times(rule: Any, inputs: pl.DataFrame) -> pl.Series | None:
+    """The times by which a filter judges; None if a row may have none."""
+    times = inputs.get_column(schema.TIMESTAMP) if rule.time is None else _column(rule.time, inputs)
+    return None if times is None or times.dtype != pl.Int64 or times.null_count() else times
+
+
 def _column(extractor: Any, inputs: pl.DataFrame) -> pl.Series | None:
     """The column that an extractor reads; None if it is not known."""
+    if isinstance(extractor, FromHeader):
+        from aggregations.columns.headers import last_values
+
+        return (
+            last_values(inputs.get_column(schema.HEADERS), extractor.name) if schema.HEADERS in inputs.columns else None
+        )
     name = ""
     if isinstance(extractor, FromValue):
         name = extractor.name
@@ -130,7 +156,7 @@ def _one_by_one(
 ) -> None:
     """Judge the rows of some states, all of their rows, in a loop."""
     texts, rulings = Texts(found.values, found.texts), []
-    current, state, scoped = -1, None, not Judging(rule).by_key
+    current, state, scoped = -1, None, not (Judging(rule).by_key or Judging(rule).spans)
     for row, code, subject in zip(rows.tolist(), codes.tolist(), subjects, strict=True):
         if code != current:
             if current >= 0:

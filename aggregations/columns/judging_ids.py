@@ -1,10 +1,11 @@
-"""`EventIdFilter` and `IntervalFilter` over columns, in compiled code.
+"""`EventIdFilter`, `IntervalFilter` and `DistinctTumbling` over columns, in compiled code.
 
-The remembered ids of a state are in a hash table of their JSON text, and in two parts in the order in which they are
-forgotten: a list of those whose times ascended when they were added, and a heap of the others.
+An id of the last one is a key with the start of a window, and is forgotten with the window. The remembered ids of a
+state are in a hash table of their JSON text, and in two parts in the order in which they are forgotten: a list of those
+whose times ascended when they were added, and a heap of the others.
 """
 
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,8 @@ import polars as pl
 from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.checksum import crc32c
 from aggregations.columns.compiled import compiled
-from aggregations.columns.id_states import IdStates, put_head, put_id
+from aggregations.columns.id_states import EVENT_IDS, INTERVAL, SPREAD, WINDOWS, IdStates, put_head, put_id
+from aggregations.columns.id_table import Entries, is_same, slot_of
 from aggregations.columns.id_texts import Identities
 from aggregations.columns.record_text import CLOSE, END, Bytes
 from aggregations.columns.records import StoredStates
@@ -27,11 +29,10 @@ from aggregations.columns.rulings import (
     begins_of,
 )
 from envelope.filters.arrival import MILLISECOND
+from envelope.filters.distinct import DistinctTumbling
 from envelope.filters.event_ids import BEYOND, EventIdFilter
 from envelope.filters.interval import IntervalFilter
 
-_PROBES: Final = 1_000
-"""Places of the hash table that are tried. If ids were chosen to collide, their state is left to the pure code."""
 _ALL: Final = 1 << 62
 """A limit that is never reached."""
 _MORE: Final = 48
@@ -40,17 +41,20 @@ _HEAD: Final = 128
 """Bytes of a state beside its ids, at most."""
 HEAD, TAIL, SIZE = range(3)
 
+Ids: TypeAlias = EventIdFilter | IntervalFilter | DistinctTumbling
+"""Filters that remember ids."""
+
 
 class _Rule(NamedTuple):
     """A filter.
 
     Attributes:
-        interval: It is an `IntervalFilter`.
-        span: Its interval or horizon, in milliseconds.
+        kind: Kind of its states.
+        span: Its interval, horizon or grace, in milliseconds.
         most: Ids that a state remembers.
     """
 
-    interval: bool
+    kind: int
     span: int
     most: int
 
@@ -62,17 +66,23 @@ class _Rows(NamedTuple):
         begins: Where the rows of each state begin; the last entry is where the last ones end.
         scoped: Whether a row has a state.
         time: Times.
+        until: Times from which the ids are remembered: the same, or the ends of windows.
         offset: Offsets.
         first: Where the text of the id begins.
         last: Where it ends.
+        place_first: Where the text of the partition begins; only for states of kind `SPREAD`.
+        place_last: Where it ends.
     """
 
     begins: Ints
     scoped: Mask
     time: Ints
+    until: Ints
     offset: Ints
     first: Ints
     last: Ints
+    place_first: Ints
+    place_last: Ints
 
 
 class _Order(NamedTuple):
@@ -90,13 +100,14 @@ class _Order(NamedTuple):
 
 
 def judge_ids(
-    rule: EventIdFilter | IntervalFilter,
+    rule: Ids,
     identity: list[pl.Series],
     times: Ints,
     offsets: Ints,
     scoped: Mask,
     codes: Ints,
     stored: StoredStates,
+    places: pl.Series,
 ) -> Rulings:
     """Judge rows as `judge` of the filters does.
 
@@ -108,29 +119,33 @@ def judge_ids(
         scoped: Which rows have a state.
         codes: Number of each row's state; the rows of one state together, in the order in which they are judged.
         stored: The states before.
+        places: Topic and partition of each row, as text; of no rows unless the states have them.
     """
     found = Rulings.of(len(codes), stored)
-    text, first, last = Identities.of(stored.data, identity)
+    limits, until = _limits(rule), times
+    if isinstance(rule, DistinctTumbling):
+        starts = times - times % rule.size_ms
+        identity, until = [*identity, pl.Series(starts)], starts + rule.size_ms
+    before, place_first, place_last = Identities.of(stored.data, [places])
+    text, first, last = Identities.of(before, identity)
     begins = begins_of(codes)
     own = codes[begins]
     found.left[codes[last < first]] = True
-    rows = _Rows(np.append(begins, len(codes)), scoped, times, offsets, first, last)
-    interval = isinstance(rule, IntervalFilter)
-    states = IdStates.read(stored, own, np.diff(rows.begins), text, found.left, offsets=interval)
+    rows = _Rows(np.append(begins, len(codes)), scoped, times, until, offsets, first, last, place_first, place_last)
+    states = IdStates.read(stored, own, np.diff(rows.begins), text, found.left, limits.kind)
     room = int(np.diff(states.begins).max())
     order = _Order(np.empty(room, np.int64), np.empty(room, np.int64), np.empty(3, np.int64))
     slots = np.empty(1 << (2 * room).bit_length(), np.int64)
     out = np.empty(len(text) + _MORE * int(states.begins[-1]) + _HEAD * len(own), np.uint8)
-    if isinstance(rule, IntervalFilter):
-        limits = _Rule(interval, rule.interval_ms, _ALL)
-    else:
-        limits = _Rule(interval, rule.horizon // MILLISECOND, rule.limit)
     ends = found.values.first[0], found.values.last[0]
     size = _judge(limits, text, own, rows, states, order, slots, found.left, found.verdicts, out, ends)
     found.texts = out[:size].tobytes()
     found.forward[:] = found.verdicts != DUPLICATE
-    if isinstance(rule, EventIdFilter):
-        beyond, ruling = found.verdicts == BEYOND_HORIZON, BEYOND[rule.beyond]
+    beyond = found.verdicts == BEYOND_HORIZON
+    if isinstance(rule, DistinctTumbling):
+        found.forward[beyond] = False
+    elif isinstance(rule, EventIdFilter):
+        ruling = BEYOND[rule.beyond]
         found.forward[beyond] = ruling.forward
         if ruling.reason is not None:
             for row in np.flatnonzero(beyond).tolist():
@@ -138,24 +153,12 @@ def judge_ids(
     return found
 
 
-@compiled(allocates=False)
-def _slot(data: Bytes, states: IdStates, slots: Ints, mask: int, code: int, first: int, last: int) -> int:
-    """The place of an id in the hash table, or an empty one; -1 if none is near."""
-    for probe in range(_PROBES):
-        slot = (code + probe) & mask
-        number = slots[slot]
-        if number < 0:
-            return slot
-        if states.code[number] != code or states.last[number] - states.first[number] != last - first:
-            continue
-        same, begin = True, states.first[number]
-        for i in range(last - first):
-            if data[begin + i] != data[first + i]:
-                same = False
-                break
-        if same:
-            return slot
-    return -1
+def _limits(rule: Ids) -> _Rule:
+    if isinstance(rule, EventIdFilter):
+        return _Rule(EVENT_IDS, rule.horizon // MILLISECOND, rule.limit)
+    if isinstance(rule, IntervalFilter):
+        return _Rule(SPREAD if rule.partitions else INTERVAL, rule.interval_ms, _ALL)
+    return _Rule(WINDOWS, rule.grace_ms - 1, _ALL)  # a window whose grace is over is not remembered
 
 
 @compiled(allocates=False)
@@ -225,12 +228,12 @@ def _forget(states: IdStates, i: int, order: _Order, before_ms: int, most: int) 
 def _begin(data: Bytes, states: IdStates, i: int, order: _Order, slots: Ints, mask: int) -> bool:
     """Fill the hash table with the stored ids; whether that was possible."""
     slots[: mask + 1] = -1
-    base, filled = states.begins[i], states.filled[i]
+    base, filled, entries = states.begins[i], states.filled[i], Entries(states.first, states.last, states.code)
     order.at[HEAD], order.at[TAIL], order.at[SIZE] = 0, filled - base, 0
     for number in range(base, filled):
         order.run[number - base] = number
         code = crc32c(data, states.first[number], states.last[number])
-        slot = _slot(data, states, slots, mask, code, states.first[number], states.last[number])
+        slot = slot_of(data, entries, slots, mask, code, states.first[number], states.last[number])
         if slot < 0 or slots[slot] >= 0:
             return False
         states.code[number], slots[slot] = code, number
@@ -250,7 +253,7 @@ def _judge_state(
     verdicts: npt.NDArray[np.uint8],
 ) -> bool:
     """Judge the rows of a state; whether that was possible."""
-    number = states.filled[i]
+    number, entries = states.filled[i], Entries(states.first, states.last, states.code)
     for row in range(rows.begins[i], rows.begins[i + 1]):
         if not rows.scoped[row]:
             verdicts[row] = UNIDENTIFIED
@@ -259,32 +262,41 @@ def _judge_state(
         now = time if is_first else max(before, time)
         states.stream[i], states.streamed[i] = now, True
         first, last = rows.first[row], rows.last[row]
-        if rule.interval:
+        if rule.kind != EVENT_IDS:
             _forget(states, i, order, now - rule.span, rule.most)
         if first == last:
             verdicts[row] = UNIDENTIFIED
             continue
         code = crc32c(data, first, last)
-        slot = _slot(data, states, slots, mask, code, first, last)
+        slot = slot_of(data, entries, slots, mask, code, first, last)
         if slot < 0:
             return False
         known = slots[slot]
         if known >= 0 and states.alive[known]:
             verdicts[row] = DUPLICATE
-            if rule.interval and states.fact[known] == rows.offset[row]:
-                verdicts[row] = REPROCESSED
-            elif rule.interval and abs(time - states.time[known]) > rule.span:
-                verdicts[row] = BEYOND_HORIZON
+            if rule.kind in (INTERVAL, SPREAD):
+                again = states.fact[known] == rows.offset[row]
+                if again and rule.kind == SPREAD:
+                    begin, other, size = states.place_first[known], rows.place_first[row], rows.place_last[row]
+                    size -= other
+                    again = states.place_last[known] - begin == size and is_same(data, begin, other, size)
+                if again:
+                    verdicts[row] = REPROCESSED
+                elif abs(time - states.time[known]) > rule.span:
+                    verdicts[row] = BEYOND_HORIZON
             continue
-        if time < now - rule.span if rule.interval else states.floored[i] and time <= states.floor[i]:
+        until = rows.until[row]
+        if until < now - rule.span if rule.kind != EVENT_IDS else states.floored[i] and time <= states.floor[i]:
             verdicts[row] = BEYOND_HORIZON
             continue
-        states.time[number], states.fact[number], states.code[number] = time, rows.offset[row], code
+        states.time[number], states.fact[number], states.code[number] = until, rows.offset[row], code
         states.first[number], states.last[number] = first, last
+        if rule.kind == SPREAD:
+            states.place_first[number], states.place_last[number] = rows.place_first[row], rows.place_last[row]
         slots[slot] = number
         _add(order, states.time, number)
         number += 1
-        if not rule.interval:
+        if rule.kind == EVENT_IDS:
             _forget(states, i, order, now - rule.span, rule.most)
         if not is_first and time < before:
             verdicts[row] = LATE
@@ -320,11 +332,11 @@ def _judge(
             left[state] = True
             continue
         ends[0][state] = end
-        end = put_head(out, end, states, i, rule.interval)
+        end = put_head(out, end, states, i, rule.kind)
         oldest = _oldest(order, states.time)
         empty = oldest < 0
         while oldest >= 0:
-            end = put_id(out, end, states, oldest, data, rule.interval)
+            end = put_id(out, end, states, oldest, data, rule.kind)
             _remove(order, states.time, oldest)
             oldest = _oldest(order, states.time)
         end -= 0 if empty else 1  # the last comma

@@ -1,4 +1,4 @@
-"""`SequenceFilter` over a column of integers, in compiled code: the highest number of each state so far."""
+"""`SequenceFilter` over a column of integers or their digits, in compiled code: the highest number of each state so far."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from aggregations.columns.arrays import Ints, Mask, Spans
 from aggregations.columns.compiled import compiled
 from aggregations.columns.json_reading import follows, integer, word
 from aggregations.columns.json_writing import digits_of, put, put_number, put_word
-from aggregations.columns.record_text import END, NULL, Bytes
+from aggregations.columns.record_text import END, MINUS, NULL, Bytes
 from aggregations.columns.records import StoredStates
 from aggregations.columns.rulings import (
     ACCEPTED,
@@ -32,10 +32,12 @@ from envelope.filters.sequence import (
     sequence_number,
 )
 
-INTEGERS: Final = frozenset(
-    {pl.Int8(), pl.Int16(), pl.Int32(), pl.Int64(), pl.UInt8(), pl.UInt16(), pl.UInt32(), pl.UInt64()}
-)
+_INTEGERS: Final = (pl.Int8(), pl.Int16(), pl.Int32(), pl.Int64(), pl.UInt8(), pl.UInt16(), pl.UInt32(), pl.UInt64())
+NUMBERS: Final = frozenset({*_INTEGERS, pl.String(), pl.Binary()})
 """Types of the columns of numbers."""
+_MOST: Final = (1 << 63) - 1
+_DIGITS: Final = 19
+_PLUS: Final = ord("+")
 _SEEN: Final = np.frombuffer(b'{"seen":', np.uint8)
 _KEYED: Final = np.frombuffer(b',"keyed":', np.uint8)
 _LONGEST: Final = 64
@@ -49,18 +51,15 @@ def judge_sequences(
 
     Args:
         rule: The filter.
-        numbers: The sequence numbers; of one of `INTEGERS`.
+        numbers: The sequence numbers; of one of the types in `NUMBERS`.
         keys: The records' keys.
         codes: Number of each row's state; the rows of one state together, in the order in which they are judged.
         stored: The states before.
     """
     found = Rulings.of(len(codes), stored)
-    usable: Mask = numbers.is_not_null().to_numpy().copy()
-    if numbers.dtype == pl.UInt64:
-        usable &= (numbers <= (1 << 63) - 1).fill_null(value=False).to_numpy()
+    number, usable = _numbers(numbers)
     scoped = np.ones(len(codes), np.bool_) if rule.scope_by is Scope.PARTITION else keys.is_not_null().to_numpy()
     usable &= scoped
-    number = np.require(numbers.cast(pl.Int64, strict=False).fill_null(0).to_numpy(), np.int64, ["C", "W"])
     states = len(stored.exists)
     seen, keyed, known = np.zeros(states, np.int64), np.zeros(states, np.int64), np.zeros(states, np.bool_)
     data = np.frombuffer(stored.data, np.uint8)
@@ -86,6 +85,35 @@ def judge_sequences(
     end = _write(own, seen, known, keyed, texts, found.values.first[0], found.values.last[0])
     found.texts = texts[:end].tobytes()
     return found
+
+
+def _numbers(column: pl.Series) -> tuple[Ints, Mask]:
+    """The numbers of rows, and which of them can be used, as `sequence_number` says."""
+    if column.dtype in (pl.String(), pl.Binary()):
+        found, usable = np.zeros(len(column), np.int64), np.zeros(len(column), np.bool_)
+        _parse(*Spans.of(column.to_arrow(compat_level=pl.CompatLevel.oldest())), found, usable)
+        return found, usable
+    whole = column.cast(pl.Int64, strict=False)
+    return np.require(whole.fill_null(0).to_numpy(), np.int64, ["C", "W"]), whole.is_not_null().to_numpy().copy()
+
+
+@compiled(allocates=False)
+def _parse(data: Bytes, starts: Ints, lengths: Ints, numbers: Ints, usable: Mask) -> None:
+    """Read decimal digits, with a sign or without."""
+    for row in range(len(starts)):
+        at, end = starts[row], starts[row] + lengths[row]
+        negative = at < end and data[at] == MINUS
+        if at < end and (negative or data[at] == _PLUS):
+            at += 1
+        if not 0 < end - at <= _DIGITS:
+            continue
+        magnitude, fine = np.uint64(0), True
+        for i in range(at, end):
+            fine = fine and 48 <= data[i] <= 57
+            magnitude = magnitude * np.uint64(10) + np.uint64(data[i] - 48)
+        if fine and magnitude <= np.uint64(_MOST) + np.uint64(negative):
+            usable[row] = True
+            numbers[row] = np.int64(np.uint64(0) - magnitude if negative else magnitude)
 
 
 @compiled(allocates=False)

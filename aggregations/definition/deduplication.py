@@ -35,7 +35,8 @@ class Deduplicating(Generic[T]):
 
         It is a stage: its states are in a store, written in the order of the commit, and fenced. What the filter rejects
         goes to the dead-letter topic. It judges records, in the order of their offsets, so it comes before `flat_map` and
-        `aggregate`. The records of one of its states must be in one partition.
+        `aggregate`. The records of one of its states must be in one partition, unless its ids are spread over states
+        (`partitions=`): then records are shuffled by id, and after a crash the batch is repeated as it was.
 
         Args:
             rule: The filter. All its parameters but its name are part of the definition of this stage and of later ones.
@@ -63,7 +64,7 @@ class Deduplicating(Generic[T]):
                 raise FlowError("it judges records, not what a stage passes on: deduplicate before aggregate()")
             if judging.shares_topics and len(flow.topics) > 1:
                 raise FlowError(
-                    "its states are those of keys, and the flow reads several topics. No order is certain between topics, so "
+                    "records of several topics would share its states. No order is certain between topics, so "
                     "after a crash a flow might pass on both of two duplicates: use a filter by partition, or publish to one "
                     "topic that another flow filters"
                 )
@@ -75,7 +76,7 @@ class Deduplicating(Generic[T]):
             raise FlowError(f"flow {flow.name!r} already has a stage {name!r}; pass another name=")
         if history is None and not judging.by_key:
             history = WIDE  # a state has the disorder of all keys of a partition
-        stage = Aggregate(name, judging.scope(), judging, history=history, lanes=lanes, store=store)
+        stage = Aggregate(name, judging.scope(), judging, not judging.spans, history=history, lanes=lanes, store=store)
         return flow._with(f"filter {name!r}", stage)
 
 
@@ -88,13 +89,9 @@ def _check_rule(rule: object) -> None:
     lacking = [method for method in _METHODS if not callable(getattr(rule, method, None))]
     if isinstance(rule, type) or lacking or not isinstance(getattr(rule, "name", None), str):
         raise FlowError(f"it takes a filter, such as SequenceFilter(from_value('id')); got {rule!r}")
-    if getattr(rule, "partitions", 0):
-        raise FlowError(
-            "it looks for ids over all partitions. No order is certain between partitions, so after a crash a flow might "
-            "pass on both of two duplicates: look for ids in the partition or with the key, or use a StoredFilter"
-        )
     if isinstance(rule, ProducerFilter) and rule.gaps is Gaps.HOLD:
         raise FlowError(
-            "gaps=Gaps.HOLD holds records back from batch to batch, which a flow does not: use Gaps.REPORT or Gaps.REFUSE, "
-            "or a StoredFilter before the flow's topic"
+            "gaps=Gaps.HOLD changes the order of records, and a flow recognises copies by the order of the source: a record "
+            "that is passed on after many later ones would count as a copy. Use Gaps.REPORT or Gaps.REFUSE, or a StoredFilter "
+            "before the flow's topic"
         )

@@ -92,9 +92,14 @@ class Judging:
         return not is_built_in(self.rule) or getattr(self.rule, "scope_by", Scope.PARTITION) is Scope.KEY
 
     @property
+    def spans(self) -> bool:
+        """Whether records of several partitions have one state: ids are spread over a number of states."""
+        return bool(getattr(self.rule, "partitions", 0))
+
+    @property
     def shares_topics(self) -> bool:
         """Whether records of several topics have one state; that of a filter of the user names its topic if it must."""
-        return self.by_key and is_built_in(self.rule)
+        return self.spans or (self.by_key and is_built_in(self.rule))
 
     @property
     def columns(self) -> list[str]:
@@ -112,7 +117,7 @@ class Judging:
         Elements without a scope have the key of their partition. They are passed on, and their positions are remembered
         there.
         """
-        if not is_built_in(self.rule):
+        if self.spans or not is_built_in(self.rule):
             return Scopes(self.rule)
         return _PLACE if not self.by_key else pl.coalesce(pl.col(KEY), _PLACE.cast(pl.Binary))
 
@@ -121,7 +126,7 @@ class Judging:
         name = name_of(type(self.rule))
         if not is_built_in(self.rule):
             return name
-        return f"{name} by {(Scope.KEY if self.by_key else Scope.PARTITION).value}"
+        return f"{name} by {'id' if self.spans else (Scope.KEY if self.by_key else Scope.PARTITION).value}"
 
 
 @dataclass(frozen=True, slots=True)

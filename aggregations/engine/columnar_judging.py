@@ -127,7 +127,7 @@ class ColumnarJudging(ColumnarFold):
         """The columns that the filter reads, if they are known: see `rulings_of`."""
         if not self._rule.is_known:
             return pl.DataFrame()
-        found = [pl.col(schema.KEY, schema.OFFSET, schema.TIMESTAMP)]
+        found = [pl.col(schema.TOPIC, schema.PARTITION, schema.OFFSET, schema.KEY, schema.TIMESTAMP)]
         found.append(pl.col(schema.EVENT_ID).replace("", None).alias(stamped("event_id")))
         if self.rows.values is None:
             found += [pl.col(f"{INPUT}{name}").alias(name) for name in self._rule.inputs()]

@@ -23,7 +23,7 @@ from aggregations.report import Report
 from aggregations.run.closing import IdlePartitions
 from aggregations.run.holding import holders
 from aggregations.run.run import Run
-from aggregations.run.turns import Turns
+from aggregations.run.turns import Turns, batch_to_repeat
 from envelope import TopicPartition
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
@@ -175,7 +175,7 @@ class Engine:
             if not begun:
                 self._turns.begin({one.place: one.end for one in backlog})
                 begun = True
-            if ranges := aligned(self._turn(backlog), max_records, self._reached(), self._skews):
+            if ranges := self._next(backlog, max_records):
                 self._commit(ranges)
             elif until_caught_up:
                 if not [one for one in self._watches.values() if one.widened()]:
@@ -185,6 +185,12 @@ class Engine:
                 self._idle(began)
             if ranges == backlog:  # otherwise a whole batch is left
                 self._stop.wait(max(begin + trigger_seconds - time.monotonic(), 0.0))
+
+    def _next(self, backlog: list[Range], max_records: int) -> list[Range]:
+        """The ranges of the next batch."""
+        if ends := batch_to_repeat(self.run):
+            return before(backlog, ends)
+        return aligned(self._turn(backlog), max_records, self._reached(), self._skews)
 
     def _turn(self, backlog: list[Range]) -> list[Range]:
         """The ranges of the part of the flow that is read next."""

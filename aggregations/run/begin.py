@@ -125,7 +125,7 @@ def _read(run: Run, accept: Sequence[str]) -> None:
     refuse(_findings(run), accept)
     for stage in _redefined(run):
         check_states(stage, run.stage_ref(stage), run.stores[stage.name])
-    run.advanced(common([one for _, one in run.manifests], run.ref, finishes=bool(run.flow.tables)))
+    run.advanced(common([one for _, one in run.manifests], run.ref, finishes=run.flow.notes_batches))
     growing = run.manifest.growth if run.manifest else {}
     run.growths = {topic: growing[topic] for topic in run.sources if topic in growing}
 
@@ -138,7 +138,7 @@ def _findings(run: Run) -> list[Finding]:
         *check_stores(run.flow.name, run.manifests, run.flow.definitions, homes),
         *check_marks(run.flow.name, run.manifests, buckets, homes, run.acknowledged.since),
         *lost_manifests(run.flow.name, _without_manifest(run, buckets)),
-        *(check_turns(run.flow.name, run.manifests) if run.flow.tables else ()),
+        *(check_turns(run.flow.name, run.manifests) if run.flow.notes_batches else ()),
     ]
     if any(one.risk in LOSSES for one in findings):
         # Used only if the risk is accepted: marks that were acknowledged before are then no longer checked.

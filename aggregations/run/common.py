@@ -18,7 +18,7 @@ def common(manifests: Sequence[Manifest | None], ref: FlowRef, *, finishes: bool
     Args:
         manifests: One per store; None for a store without a manifest.
         ref: The flow.
-        finishes: The flow finishes a batch before it reads another part (`aggregations.run.turns`).
+        finishes: The flow finishes a batch that was begun before it reads on (`aggregations.run.turns`).
     """
     found = [manifest for manifest in manifests if manifest is not None]
     if not found:

@@ -58,10 +58,11 @@ def check_stores(
 
 
 def check_turns(flow: str, manifests: Sequence[tuple[str, Manifest | None]]) -> list[Finding]:
-    """Check that no store of a flow with tables is more than one batch behind a store downstream of it.
+    """Check that no store of a flow that notes its batches is more than one batch behind a store downstream of it.
 
     Elsewhere such a store is filled again by the replay. Here the replay would look up other rows, and fold an element
-    under another key than the one downstream that holds it. Within one batch, tables do not change.
+    under another key than the one downstream that holds it; or a filter over all partitions would pass on another one of
+    two duplicates. Within one batch, tables do not change, and that batch is repeated.
 
     Args:
         flow: Name of the flow.
@@ -72,7 +73,7 @@ def check_turns(flow: str, manifests: Sequence[tuple[str, Manifest | None]]) -> 
         unsafe(
             Risk.STORE_WENT_BACK,
             f"flow {flow}: the store of stage {up} is {below.batch - above.batch} batches behind that of stage {down}: it "
-            "lost data, and a replay would look up other rows than these batches did",
+            "lost data, and a replay would look up other rows, or pass on other records, than these batches did",
             "Restore all stores of the flow from backups of the same moment, or rebuild the flow (`headwater replay`)",
         )
         for (up, above), (down, below) in pairwise(known)

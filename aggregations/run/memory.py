@@ -3,16 +3,17 @@
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow, Stage
 from aggregations.definition.lookups import Row
+from aggregations.errors import RunRefusedError
 from aggregations.per_message.dead_letters import DeadLetterCollector
 from aggregations.per_message.lookups import rows_before
 from aggregations.per_message.loop import MessageLoop
@@ -32,7 +33,7 @@ from aggregations.run.risks import check_accept
 from aggregations.run.run import Run
 from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import load_states, save_states
-from aggregations.run.turns import begin_batch, check_turn, part_to_finish
+from aggregations.run.turns import batch_to_repeat, begin_batch, check_turn, part_to_finish
 from envelope import TopicPartition
 from envelope.limits import MAX_OFFSET
 from persistence.commit.faults import DEAD_LETTER, close_of, effect
@@ -43,13 +44,17 @@ from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
 from persistence.manifest import Rebuilt
 
 _LOG = logging.getLogger("headwater.memory")
+_attempts = count(1)
+
+_Records: TypeAlias = dict[tuple[str, int, int], Record]
+"""Records by topic, partition and offset, in order of offsets."""
 
 
 @dataclass(slots=True)
 class _Batch:
     """A batch while the flow processes it."""
 
-    records: dict[tuple[str, int, int], Record]
+    records: _Records
     report: Report
     collector: DeadLetterCollector
     outcomes: dict[str, StageOutcome] = field(default_factory=dict)
@@ -69,20 +74,6 @@ class _Batch:
             )
             for one in self.collector.dead.values()
         ]
-
-
-class _Holding:
-    """Holds outputs of a rebuild in its store."""
-
-    _attempts = count(1)
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def __call__(self, outputs: Sequence[OutputMessage]) -> None:
-        run = self._run
-        store, attempt = run.stores[run.flow.stage_names[0]], next(self._attempts)
-        hold_outputs(store, run.ref, outputs, epoch=run.epoch, batch=run.batch, attempt=attempt)
 
 
 class MemoryRunner:
@@ -147,10 +138,13 @@ class MemoryRunner:
         self._idle = IdlePartitions({name: topic.idle_seconds for name, topic in flow.topics.items()})
         self.run.doubted(ends or {})
         self._retirement = Retirement(self.run)
-        self._holds = _Holding(self.run) if holds else None
-        # A reference to the runner would keep its stores open until the collector runs.
-        keep = self.outputs.extend if rebuilt is None else _Holding(self.run)
-        self._final = FinalSnapshots(self.run, lambda stage, made: effect(close_of(stage), lambda: keep(made)))
+        self._holds = holds
+        run, outputs = self.run, self.outputs  # the runner itself would keep its stores open until the collector runs
+
+        def publish_closed(stage: str, made: Sequence[OutputMessage]) -> None:
+            effect(close_of(stage), lambda: outputs.extend(made) if rebuilt is None else _hold(run, made))
+
+        self._final = FinalSnapshots(run, publish_closed)
         self._leave(self.report)  # what a crashed run left
 
     def process(self, records: Iterable[Record]) -> Report:
@@ -168,11 +162,34 @@ class MemoryRunner:
         ):
             mine = {place: one for place, one in found.items() if len(self.flow.parts) == 1 or place[0] in part.topics}
             if mine or len(self.flow.parts) == 1:
-                report.add(self._commit(part, mine))
+                for batch in self._divided(mine):
+                    report.add(self._commit(part, batch))
         self._failed = False
         return report
 
-    def _commit(self, part: Flow[Any], found: dict[tuple[str, int, int], Record]) -> Report:
+    @property
+    def unfinished(self) -> Mapping[TopicPartition, int]:
+        """Next offset after a batch that a crashed run began and that `process` has to repeat; empty for none."""
+        return batch_to_repeat(self.run)
+
+    def _divided(self, found: _Records) -> Iterator[_Records]:
+        """The batch that has to be repeated, if there is one, and what remains.
+
+        Raises:
+            RunRefusedError: Some records of the batch to be repeated are missing.
+        """
+        ends = self.unfinished
+        first = {at: one for at, one in found.items() if at[2] < ends.get(TopicPartition(at[0], at[1]), 0)}
+        if (given := _ends_of(first)) != ends:
+            missing = [f"{at.topic}:{at.partition} up to {end}" for at, end in ends.items() if given.get(at) != end]
+            raise RunRefusedError(
+                f"flow {self.flow.name}: a crashed run may have passed on records of {', '.join(missing)}. Pass the whole "
+                "batch: in another batch, a filter over all partitions would pass on other records"
+            )
+        rest = {at: one for at, one in found.items() if at not in first} if first else found
+        yield from [one for one in (first, rest) if one] or [found]
+
+    def _commit(self, part: Flow[Any], found: _Records) -> Report:
         """Fold and commit the records of one part of the flow."""
         check_turn(self.run, part)
         begin_batch(self.run, _ends_of(found))
@@ -234,7 +251,7 @@ class MemoryRunner:
     def _fold(
         self,
         flow: Flow[Any],
-        found: dict[tuple[str, int, int], Record],
+        found: _Records,
         incarnations: Incarnations,
         consumed: Mapping[str, str],
     ) -> _Batch:
@@ -261,7 +278,8 @@ class MemoryRunner:
             replays=run.replays,
             outputs=batch.outputs,
             times=times_in(run.manifest, consumed),
-            removed=self._final.closed(self._retirement.removed),
+            removed=self._retirement.removed,
+            closed=self._final.closed(self._retirement.removed),
             tables=self._rows,
         )
         applied = loop.read(found.values())
@@ -303,8 +321,8 @@ class MemoryRunner:
 
     def _publish(self, batch: _Batch) -> None:
         self.outputs += batch.outputs
-        if self._holds is not None:
-            self._holds([one for one in batch.outputs if one.own is not None])
+        if self._holds:
+            _hold(self.run, [one for one in batch.outputs if one.own is not None])
         batch.report.outputs = len(batch.outputs)
         if batch.collector.dead:
             effect(DEAD_LETTER, lambda: self.dead_letters.extend(batch.dead_letters()))
@@ -316,6 +334,12 @@ class MemoryRunner:
         """Topic ids of the consumed topics, if known: a record's own topic id takes precedence over `topic_ids`."""
         given = {topic: topic_id for topic, topic_id in self.topic_ids.items() if topic in self.flow.topics}
         return given | {record.topic: record.topic_id for record in records if record.topic_id}
+
+
+def _hold(run: Run, outputs: Sequence[OutputMessage]) -> None:
+    """Hold outputs of a rebuild in its store."""
+    store, attempt = run.stores[run.flow.stage_names[0]], next(_attempts)
+    hold_outputs(store, run.ref, outputs, epoch=run.epoch, batch=run.batch, attempt=attempt)
 
 
 def _ends_of(found: Mapping[tuple[str, int, int], Record]) -> dict[TopicPartition, int]:

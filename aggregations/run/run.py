@@ -360,8 +360,7 @@ class Run:
     def advanced(self, manifest: Manifest | None) -> None:
         """Continue from a manifest that every store has."""
         self.manifest = manifest
-        earlier = self.rebuilt.continues if self.rebuilt else ()
-        self.ledger = Ledger.of(self.ref.flow, self.ref.generation, manifest, earlier)
+        self.ledger = Ledger.of(self.ref.flow, self.ref.generation, manifest, self.rebuilt)
 
     @property
     def replays(self) -> bool:

@@ -33,10 +33,11 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
         version: Version of the state: number of writes to it in this generation.
         epoch: Epoch of the run that published it.
         attempt: Attempt at the batch, from 1: a batch that is retried may publish a version twice.
-        state: The state as readers see it; in a stage with sessions a list of all sessions of the key, in order of time,
-            each with `window_start`, `window_end` and `state`.
-        window_start: Start of the state's window, in ISO 8601 and UTC; None without windows and with sessions.
-        window_end: End of the window: the first time that is not in it.
+        state: The state as readers see it; in a stage with sessions, on update, a list of all sessions of the key, in
+            order of time, each with `window_start`, `window_end` and `state`.
+        window_start: Start of the state's window, or first time of a closed session, in ISO 8601 and UTC; None without
+            windows, and with sessions on update.
+        window_end: End of the window: the first time that is not in it; last time of a closed session.
     """
 
     flow: str
@@ -77,7 +78,10 @@ def snapshots_of(
 def final_snapshots_of(
     stage: Stage, states: Mapping[bytes, KeyState], *, ref: FlowRef, epoch: int
 ) -> list[OutputMessage]:
-    """The messages that publish states of a stage's closed windows, as they are stored; see `snapshots_of`."""
+    """The messages that publish states of a stage's closed windows, as they are stored; see `snapshots_of`.
+
+    Of a key in a stage with sessions, `states` has only those to publish, and each has a message of its own.
+    """
     return _messages(stage, stage.final_snapshots, states, ref, epoch, attempt=1, written=0)
 
 
@@ -135,25 +139,27 @@ def _messages(
     for key, state in states.items():
         if not state.folded:
             continue  # the state contains only a hole: nothing was folded yet
-        shown, span = _shown(stage.aggregate, key, state.fold)
         version = state.version + written
-        body = _encoder.encode(Snapshot(ref.flow, stage.name, ref.generation, version, epoch, attempt, shown, *span))
-        for topic in topics:
-            envelope = Envelope(
-                body, key=key, payload_type=PAYLOAD_TYPE, content_type="application/json", destination=topic
-            )
-            outputs.append(OutputMessage(topic, key, encode(envelope)))
+        for own, shown, span in _shown(stage.aggregate, key, state.fold, alone=not written):
+            found = Snapshot(ref.flow, stage.name, ref.generation, version, epoch, attempt, shown, *span)
+            body = _encoder.encode(found)
+            for topic in topics:
+                envelope = Envelope(
+                    body, key=own, payload_type=PAYLOAD_TYPE, content_type="application/json", destination=topic
+                )
+                outputs.append(OutputMessage(topic, own, encode(envelope)))
     return outputs
 
 
-def _shown(stage: Aggregate, key: bytes, state: Any) -> tuple[Any, tuple[str, ...]]:
-    """The state as readers see it, and start and end of its window."""
+def _shown(stage: Aggregate, key: bytes, state: Any, *, alone: bool) -> list[tuple[bytes, Any, tuple[str, ...]]]:
+    """Key, state as readers see it, and start and end of its window, of each message; `alone` divides sessions."""
     results = results_of(stage, key, state)
-    if stage.sessions is None:
-        [found] = results
-        return found.state, () if found.window is None else found.window.texts
+    if stage.sessions is None or alone:
+        return [(one.key, one.state, () if one.window is None else one.window.texts) for one in results]
     # All sessions of a key in one message: a merge replaces sessions, and no reader ever sees a part of it.
-    return [dict(zip(_SESSION, (*one.window.texts, one.state), strict=True)) for one in results if one.window], ()
+    return [
+        (key, [dict(zip(_SESSION, (*one.window.texts, one.state), strict=True)) for one in results if one.window], ())
+    ]
 
 
 def read_snapshot(value: bytes | None) -> Snapshot:

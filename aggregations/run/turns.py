@@ -3,6 +3,9 @@
 So a table does not change while elements look it up. A batch that was begun is finished before another part of the flow
 is read, also by the next run: the manifests name its ends before anything of it is published or persisted. A record that
 a crashed attempt may have folded is therefore folded again with the same rows.
+
+If a filter of the flow looks for ids over all partitions, the batch is even repeated as it was, with the same records: in
+another batch, the other one of two duplicates might come first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +21,13 @@ from persistence.manifest import unread
 
 
 def begin_batch(run: Run, ends: Mapping[TopicPartition, int]) -> None:
-    """Note the ends of a batch in every store before it is folded. A flow without tables needs no note.
+    """Note the ends of a batch in every store before it is folded, if the flow needs that (`Flow.notes_batches`).
 
     Args:
         run: The run.
         ends: Next offset after the batch, for the partitions that it reads.
     """
-    if not run.flow.tables:
+    if not run.flow.notes_batches:
         return
     found = unfinished(run)
     for (topic, partition), end in ends.items():
@@ -40,6 +43,13 @@ def unfinished(run: Run) -> dict[str, dict[int, int]]:
     """Next offset, by topic and partition, up to which a batch was begun and is not committed."""
     manifest = run.manifest
     return {} if manifest is None else unread(manifest.unfinished, manifest.positions)
+
+
+def batch_to_repeat(run: Run) -> dict[TopicPartition, int]:
+    """Next offset after a batch that has to be repeated as it was, for the partitions that it reads; empty for none."""
+    if not run.flow.repeats_batches:
+        return {}
+    return {TopicPartition(topic, number): end for topic, its in unfinished(run).items() for number, end in its.items()}
 
 
 def forget_beyond(run: Run, ends: Mapping[TopicPartition, int]) -> None:

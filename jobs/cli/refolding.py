@@ -173,8 +173,7 @@ def audit(
             table(holes, ["", "live", "folded"], left=[""])
     say(f"{counted(result.folded.records, 'record')} folded, up to batch {result.batch}")
     if result.skipped:
-        say(f"not compared, because it is not known which rows their lookups found: {', '.join(result.skipped)}")
-        say(result.unknown)
+        say(f"not compared: {', '.join(result.skipped)}: {result.unknown}")
     _end(result.comparison, differs=result.drifted)
 
 

@@ -1,8 +1,8 @@
 """`headwater replay`: a flow's states are rebuilt beside the live ones, and swapped."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -242,7 +242,7 @@ def replay(
         "max_records": max_records,
     }
     stop = threading.Event()
-    with progress(f"rebuilding {found.name}", unit="records") as bar, suppress(Stopped):
+    with progress(f"rebuilding {found.name}", unit="records") as bar, _stopped(found.name, mode):
         reports = _Reports(bar)
         on_signals(
             stop.set, "stopping after this batch; a second signal stops immediately", idle=lambda: not reports.begun
@@ -291,6 +291,18 @@ def _runner(
     from aggregations.local import run_local
 
     return run_local
+
+
+@contextmanager
+def _stopped(name: str, mode: str) -> Iterator[None]:
+    """What a signal means that came before anything was folded: a rebuild can be continued, but a swap was not made."""
+    try:
+        yield
+    except Stopped:
+        if mode == "--swap":
+            from aggregations.errors import RunRefusedError
+
+            raise RunRefusedError(f"flow {name}: stopped, and not swapped. Repeat the command") from None
 
 
 class _Reports:

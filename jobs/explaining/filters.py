@@ -91,7 +91,8 @@ def judged_again(
             ]
             earlier = None if forward or cause else _earlier(stage.aggregate.fold.rule, own, passed)
             at = None if earlier is None else Place(earlier.topic, earlier.partition, earlier.offset)
-            exact = whole and known and not stage.aggregate.fold.by_key
+            judging = stage.aggregate.fold
+            exact = whole and known and not (judging.by_key or judging.spans)
             found[stage.name] = Judged(verdict, forward, cause, at, exact)
         applied = loop.onward(stage, outcome)
     return found

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from aggregations.definition.flow import Flow
+from aggregations.definition.judging import Judging
 from aggregations.engine.journal import Entry, decode_entry
 from envelope import TopicPartition
 from jobs.explaining.log import Reader, Span
@@ -23,6 +24,12 @@ Ends: TypeAlias = dict[TopicPartition, int]
 
 class TurnsUnknownError(Exception):
     """The journal does not show the turns; the text says why."""
+
+
+def spanned(flow: Flow[Any]) -> list[str]:
+    """The stages from a filter over all partitions on: which of two duplicates it passes on depends on the batches."""
+    filters = [stage.index for stage in flow.stages if isinstance(fold := stage.aggregate.fold, Judging) and fold.spans]
+    return [stage.name for stage in flow.stages if filters and stage.index >= filters[0]]
 
 
 def recorded_turns(

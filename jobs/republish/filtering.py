@@ -10,7 +10,7 @@ that had the partition before can no longer write the state, and so it does not 
 """
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from jobs.environment import UsageError
 from jobs.republish.offsets import patiently
 from jobs.republish.partition import InputPartition
 from jobs.republish.record import InputRecord
+from jobs.republish.topic_check import TopicReplaced
 from persistence.commit.faults import FILTER_CLAIM, FILTER_SAVE, effect
 from persistence.errors import Conflict, Transient
 from persistence.kafka import BrokerRefused
@@ -58,7 +59,7 @@ def check_rule(rule: Any) -> None:
     if getattr(rule, "partitions", 0):
         raise UsageError(
             f"filter {rule.name!r} looks for ids over all partitions, and the members of a republisher's group read "
-            "different ones: look for ids in the partition, or use a StoredFilter in one process"
+            "different ones: look for ids in the partition, or use a flow with deduplicate() and publish()"
         )
     if getattr(rule, "scope_by", Scope.PARTITION) is not Scope.PARTITION:
         raise UsageError(
@@ -67,8 +68,8 @@ def check_rule(rule: Any) -> None:
         )
     if isinstance(rule, ProducerFilter) and rule.gaps is Gaps.HOLD:
         raise UsageError(
-            "gaps=Gaps.HOLD holds records back from commit to commit, which a republisher does not: use Gaps.REPORT or "
-            "Gaps.REFUSE, or a StoredFilter"
+            "gaps=Gaps.HOLD changes the order of records, and readers recognise copies by the order of the source: an output "
+            "that comes after many later ones would count as a copy. Use Gaps.REPORT or Gaps.REFUSE, or a StoredFilter"
         )
 
 
@@ -155,6 +156,7 @@ class RecordFilter:
         rule: The filter; see `check_rule`.
         store: A store, or its URL.
         group: The consumer group. All members share the states.
+        topic_ids: Asks the broker for the current ids of topics.
         generation: Another generation begins without states.
         cluster: Name of the Kafka cluster, when there is more than one.
 
@@ -163,9 +165,17 @@ class RecordFilter:
     """
 
     def __init__(
-        self, rule: Filter[Any], store: StateStore | str, group: str, *, generation: int = 1, cluster: str = ""
+        self,
+        rule: Filter[Any],
+        store: StateStore | str,
+        group: str,
+        topic_ids: Callable[[Iterable[str]], Mapping[str, str]],
+        *,
+        generation: int = 1,
+        cluster: str = "",
     ) -> None:
         self._rule = rule
+        self._topic_ids = topic_ids
         self._cluster = cluster
         self._kept = KeptValues(
             store, OWNER + group, type(rule).__name__, generation=generation, stage=rule.name, shared=True
@@ -184,16 +194,25 @@ class RecordFilter:
             parts: The partitions that are assigned now.
 
         Raises:
+            Overtaken: Other members have taken them over all the time.
+            TopicReplaced: The records that were read are those of a topic that was created again since.
+            BrokerError: The broker does not say which topic is the current one.
             StoreError: The store failed.
         """
         self._forget_others(parts)
         new = {self._key(part): part for part in parts if (part.topic, part.partition) not in self._judging}
         if not new:
             return
-        claimed = patiently(lambda left: effect(FILTER_CLAIM, lambda: self._kept.claim(new)), on=(Transient, Conflict))
+        try:
+            claimed = patiently(
+                lambda left: effect(FILTER_CLAIM, lambda: self._kept.claim(new)), on=(Transient, Conflict)
+            )
+        except Conflict as error:  # this process was suspended for longer than it may wait
+            raise self._overtaken(new[error.keys[0]]) from error
         for key, kept in claimed.items():
             part = new[key]
             if kept.topic_ids.get(part.topic, part.topic_id) != part.topic_id:
+                self._check_current(part)
                 _LOG.warning("%s:%d was created again: its filter begins anew", part.topic, part.partition)
                 kept.value, kept.positions = None, {}
             elif kept.value is None and part.done > part.begin:
@@ -252,13 +271,27 @@ class RecordFilter:
         try:
             patiently(lambda left: effect(FILTER_SAVE, lambda: self._kept.save(values)), on=Transient)
         except Conflict as error:
-            part = changed[error.keys[0]].part
-            raise Overtaken(
-                f"{part.topic}:{part.partition}: another process has taken over the state of filter {self._rule.name!r}",
-                "Nothing is lost: that process reads the partition",
-            ) from error
+            raise self._overtaken(changed[error.keys[0]].part) from error
         for one in changed.values():
             one.changed = False
+
+    def _check_current(self, part: InputPartition) -> None:
+        """Check which of two topics of a name is the current one: this process may have been suspended meanwhile.
+
+        The state is claimed before: if the topic is created once more, whoever reads it then can write the state, and this
+        process cannot.
+        """
+        if self._topic_ids([part.topic])[part.topic] != part.topic_id:
+            raise TopicReplaced(
+                f"{part.topic}:{part.partition} belongs to a topic that was deleted and created again",
+                "Nothing is lost: the new topic is read from its beginning",
+            )
+
+    def _overtaken(self, part: InputPartition) -> Overtaken:
+        return Overtaken(
+            f"{part.topic}:{part.partition}: another process has taken over the state of filter {self._rule.name!r}",
+            "Nothing is lost: that process reads the partition",
+        )
 
     def close(self) -> None:
         """Release the store's connections."""

@@ -261,10 +261,11 @@ class Republisher:
                 raise Unsafe(finding.what, f"{finding.remedy} (--accept {finding.risk})")
             _LOG.warning("%s", finding)
 
-    def _judging(self) -> RecordFilter | None:
-        if self._rule is None or self._store is None:
+    def _judging(self, topics: Topics) -> RecordFilter | None:
+        rule, store, ids = self._rule, self._store, topics.topic_ids
+        if rule is None or store is None:
             return None
-        return RecordFilter(self._rule, self._store, self._group, generation=self._generation, cluster=self._cluster)
+        return RecordFilter(rule, store, self._group, ids, generation=self._generation, cluster=self._cluster)
 
     def _check_sources(self, topics: Topics) -> None:
         """Refuse topics whose records may be deleted before they are read.
@@ -294,9 +295,8 @@ class Republisher:
         target.check_rights(write=self._outputs)
         self._check_sources(topics)
         max_bytes = target.max_message_bytes(self._outputs)
-        ends = None
-        if until_caught_up:
-            ends = {part: marks.high for part, marks in topics.marks(self._source.topics).items()}
+        marks = topics.marks(self._source.topics) if until_caught_up else {}
+        ends = {part: one.high for part, one in marks.items()} if until_caught_up else None
         # A producer batch must not be larger than the smallest limit of the targets.
         with AcknowledgedProducer(
             self._settings,
@@ -304,7 +304,7 @@ class Republisher:
             batch_size=min(_PRODUCER_BATCH_BYTES, *max_bytes.values()),
         ) as producer:
             roots = RootEnds(topics) if self._check_roots else None
-            judging = self._judging()
+            judging = self._judging(topics)
             try:
                 Loop(self, member_ids, growth, producer, max_bytes, ends, roots, progress, judging).run()
             finally:

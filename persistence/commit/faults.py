@@ -87,8 +87,8 @@ _POINTS = {
     CommitStep.FOLD: CommitStep.FOLD.text,
     CommitStep.PUBLISH: CommitStep.PUBLISH.text,
     DEAD_LETTER: "dead letters of a flow are produced and acknowledged, within publish",
-    LEDGER: "dead letters without a hole, added partitions, or the ends of a batch of a flow with tables, are noted in the "
-    "manifests, before anything is persisted; or how far closed windows are published",
+    LEDGER: "dead letters without a hole, added partitions, or the ends of a batch that has to be finished, are noted in "
+    "the manifests, before anything is persisted; or how far closed windows are published",
     CommitStep.PERSIST.of("STAGE"): CommitStep.PERSIST.text,
     write_of("STAGE"): "a part of a stage's states is written by one transaction or script, within persist",
     CommitStep.MANIFEST.of("STORE"): CommitStep.MANIFEST.text,

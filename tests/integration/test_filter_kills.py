@@ -7,6 +7,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path as File
 
 import pytest
@@ -14,7 +15,8 @@ import pytest
 from envelope import Envelope, encode
 from envelope.filters import FilterStates
 from persistence.cassandra import apply_schema
-from tests.support.flows import BARE, FILTERS, filtered
+from persistence.commit.faults import LEDGER, Fault, FaultOutcome
+from tests.support.flows import BARE, FILTERS, OVER_PARTITIONS, filtered
 from tests.support.runs import BUCKETS, ONE_NODE, Run, commit_faults
 from tests.support.world import Sent, World
 
@@ -27,6 +29,7 @@ KINDS = {
     "producer": "redis and sqlite",
     "event id": "cassandra",
     "interval": "redis and sqlite",
+    OVER_PARTITIONS: "redis and sqlite",
 }
 
 
@@ -49,7 +52,10 @@ def world(kafka: str, topic: Callable[..., str], tmp_path: File, urls: dict[str,
 
 
 def batches(kind: str, count: int) -> list[list[Sent]]:
-    """Messages that a producer sends; before each batch it sends some of the last ones again."""
+    """Messages that a producer sends; before each batch it sends some of the last ones again.
+
+    If the filter looks in all partitions, it sends them into another one.
+    """
     draw, number, made, last = random.Random(3), 0, [], list[Sent]()
     for _ in range(count):
         new = []
@@ -59,7 +65,7 @@ def batches(kind: str, count: int) -> list[list[Sent]]:
             message = Envelope(payload, key=key, event_id=f"i{number}", producer="desk", sequence=number)
             new.append(Sent(payload if kind in BARE else encode(message), key, partition=key[0] % 2))
         made.append([*last, *new])
-        last = new[-5:]
+        last = [replace(one, partition=one.partition ^ (kind == OVER_PARTITIONS)) for one in new[-5:]]
     return made
 
 
@@ -72,6 +78,8 @@ def test_a_run_that_is_killed_at_every_step_folds_what_the_filter_alone_passes_o
     flow, accept = filtered(world.topic, kind), ONE_NODE if "cassandra" in urls["filter"] else []
     names = ["filter"] if urls["filter"] == urls["incident"] else ["filter", "incident"]
     faults = commit_faults(flow, names)
+    if flow.repeats_batches:
+        faults += [Fault(LEDGER, end) for end in (FaultOutcome.BEFORE, FaultOutcome.AFTER)]
     runs: list[Run] = []
     try:
         for fault, sent in zip([*faults, None], batches(kind, len(faults) + 1), strict=True):

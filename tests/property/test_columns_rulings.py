@@ -17,6 +17,7 @@ from aggregations.columns.judge import VERDICTS
 from aggregations.columns.judging import rulings_of, stamped
 from aggregations.columns.lane_names import LaneNames
 from aggregations.columns.records import StoredStates, form_of
+from aggregations.definition.system import SYSTEM_COLUMNS
 from envelope import Histories
 from envelope.filters import (
     Arrival,
@@ -26,13 +27,19 @@ from envelope.filters import (
     ProducerFilter,
     Scope,
     SequenceFilter,
+    SessionWindows,
     Stamp,
+    TimeWindows,
     Unusable,
+    deduplicate,
     deduplicate_by_key,
     deduplicate_by_key_value,
+    distinct,
     from_envelope,
+    from_header,
     from_value,
 )
+from envelope.filters.distinct import DistinctSession, DistinctTumbling
 from envelope.filters.interval import IntervalFilter
 from persistence.record import StateRecord, encode_record
 
@@ -50,7 +57,14 @@ FILTERS: dict[str, tuple[Any, set[str]]] = {
         SequenceFilter(NUMBERS, scope_by=Scope.KEY, unusable=Unusable.FORWARD),
         {"accepted", "duplicate", "below_floor", "unidentified"},
     ),
+    "sequence, header": (SequenceFilter(from_header("number")), {"accepted", "duplicate", "below_floor", "rejected"}),
+    "sequence, text": (
+        SequenceFilter(from_value("text"), unusable=Unusable.FORWARD),
+        {"accepted", "duplicate", "below_floor", "unidentified"},
+    ),
     "event id": (EventIdFilter(IDS, TEN), ALL),
+    "event id, header": (EventIdFilter(from_header("id"), TEN), ALL),
+    "event id, unsigned": (EventIdFilter(from_value("big"), TEN), {*ALL, "rejected"}),
     "event id, number": (EventIdFilter(from_value("id"), TEN, limit=3, beyond=Beyond.DROP), ALL),
     "event id by key": (
         EventIdFilter(IDS, TEN, beyond=Beyond.REJECT, scope_by=Scope.KEY),
@@ -60,12 +74,33 @@ FILTERS: dict[str, tuple[Any, set[str]]] = {
     "interval by key": (deduplicate_by_key(TEN), ALL),
     "interval": (deduplicate_by_key_value(IDS, TEN), ALL),
     "interval, number": (deduplicate_by_key_value(from_value("id"), TEN), ALL),
+    "interval, header": (deduplicate_by_key_value(from_header("id"), TEN), ALL),
+    "interval over partitions": (deduplicate(IDS, TEN, partitions=2), ALL),
+    "interval by a changed key": (
+        deduplicate_by_key_value(from_value("id"), TEN, key=from_value("text"), partitions=2),
+        ALL,
+    ),
+    "event id over partitions": (EventIdFilter(IDS, TEN, partitions=2), ALL),
+    "tumbling": (distinct(TimeWindows(TEN, grace=TEN)), ALL),
+    "tumbling by key": (distinct(TimeWindows(TEN, grace=TEN), scope_by=Scope.KEY), ALL),
+    "tumbling, time": (distinct(TimeWindows(TEN / 5, grace=TEN * 0), time=from_value("ms")), ALL),
+    "sessions": (distinct(SessionWindows(TEN / 5, grace=TEN)), ALL),
+    "sessions by key": (distinct(SessionWindows(TEN / 5, grace=TEN), scope_by=Scope.KEY), ALL),
+    "sessions, no grace": (distinct(SessionWindows(TEN / 10, grace=TEN * 0)), ALL - {"late"}),
     "producer": (ProducerFilter(), {*NUMBERED, "gap", "late", "rejected"}),
     "producer, expiry": (ProducerFilter(expiry=TEN * 4, limit=3), {*NUMBERED, "gap", "late", "rejected"}),
 }
 
-LEFT = {SequenceFilter: 0, EventIdFilter: 0.4, IntervalFilter: 0.4, ProducerFilter: 0.97}
-"""Share of the rows that may be left to the filter itself: ids that JSON escapes, gaps, forgotten producers."""
+LEFT = {
+    SequenceFilter: 0.01,
+    EventIdFilter: 0.4,
+    IntervalFilter: 0.4,
+    DistinctTumbling: 0.4,
+    DistinctSession: 0.4,
+    ProducerFilter: 0.97,
+}
+"""Share of the rows that may be left to the filter itself: texts that JSON escapes, the lowest integer, gaps, forgotten
+producers."""
 
 
 class Row(Arrival):
@@ -95,13 +130,21 @@ class Log:
         keys = [b"k%d" % partition, b"n-%d:%d" % (partition, offset), None, b"\xff%" if self.odd else b"Z z"]
         text = draw.choice(["", f"e{offset - back}", f"e{offset - back}", f'"{back}\\' if self.odd else f"\x7fé{back}"])
         number = None if draw.random() < 0.1 else offset - back
+        big = 1 << 63 if self.odd and draw.random() < 0.1 else None if number is None else abs(number)
+        digits = draw.choice(
+            [f"{number}", f"{number}", "", "+", f"{1 << 63}", f"{-(1 << 63)}", "1²"][: 7 if self.odd else 3]
+        )
+        headers = [("id", text.encode() or None), ("number", digits.encode("latin-1")), ("id", b"first")]
+        if draw.random() < 0.5:
+            headers.append(("id", text.encode() or None))
         made = Row(
             "t",
             partition,
             offset,
             draw.choice(keys),
-            {"id": number, "ms": offset // 2 - back},
+            {"id": number, "ms": offset // 2 - back, "big": big, "text": digits if number else None},
             offset // 2 - draw.choice([0, 0, 0, 7, 25]),
+            tuple(headers[draw.choice([0, 0, 0, 1, 4]) :]),
         )
         stamp = None if draw.random() < 0.1 else self.stamp(partition, back)
         object.__setattr__(made, "stamp", stamp)
@@ -167,6 +210,8 @@ def inputs_of(rows: Sequence[Row]) -> pl.DataFrame:
     ]
     return pl.DataFrame(
         [
+            pl.Series(schema.TOPIC, [one.topic for one in rows], pl.String),
+            pl.Series(schema.PARTITION, [one.partition for one in rows], pl.Int32),
             pl.Series(schema.KEY, [one.key for one in rows], pl.Binary),
             pl.Series(schema.OFFSET, [one.offset for one in rows], pl.Int64),
             pl.Series(schema.TIMESTAMP, [one.timestamp_ms for one in rows], pl.Int64),
@@ -175,6 +220,13 @@ def inputs_of(rows: Sequence[Row]) -> pl.DataFrame:
             pl.Series(schema.STAMP, stamps, schema.STAMPS),
             pl.Series("ms", [one.value.get("ms", 0) for one in rows], pl.Int64),
             pl.Series("id", [one.value["id"] for one in rows], pl.Int64),
+            pl.Series("big", [one.value.get("big") for one in rows], pl.UInt64),
+            pl.Series("text", [one.value.get("text") for one in rows], pl.String),
+            pl.Series(
+                schema.HEADERS,
+                [[{"key": name, "value": value} for name, value in one.headers] for one in rows],
+                SYSTEM_COLUMNS[schema.HEADERS],
+            ),
         ]
     )
 

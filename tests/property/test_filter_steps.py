@@ -15,7 +15,7 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from envelope import Envelope, TopicPartition, encode
+from envelope import Envelope, TopicPartition, decode, encode
 from envelope.filters import (
     Beyond,
     Decreasing,
@@ -27,6 +27,7 @@ from envelope.filters import (
     SequenceFilter,
     SessionWindows,
     TimeWindows,
+    deduplicate,
     deduplicate_by_key,
     deduplicate_by_key_value,
     distinct,
@@ -125,7 +126,10 @@ def run(rule: Any, records: list[Record], injected: list[Fault], draw: random.Ra
                 left = [one for one in records if one.offset >= start.get(TopicPartition("events", one.partition), 0)]
                 while left:
                     size = draw.randrange(1, 9)
-                    batch, left = left[:size], left[size:]
+                    ends = runner.unfinished
+                    again = [one for one in left if one.offset < ends.get(TopicPartition("events", one.partition), 0)]
+                    batch = again or left[:size]
+                    left = [one for one in left if one not in batch]
                     runner.process(batch)
                 return [place for state in runner.results("key").values() for place in state], crashes
             except (Crash, StoreError):
@@ -148,3 +152,47 @@ def test_whatever_crashes_and_wherever_batches_end_what_the_filter_passes_on_is_
         crashes, dropped = crashes + crashed, dropped + len(records) - len(wanted)
     assert crashes > 20
     assert dropped > 100
+
+
+OVER_PARTITIONS: list[Any] = [
+    deduplicate(from_envelope("event_id"), TEN, partitions=2),
+    deduplicate_by_key(TEN, key=from_envelope("event_id"), partitions=2),
+    EventIdFilter(from_envelope("event_id"), horizon=timedelta(days=1), partitions=2),
+]
+
+
+def scattered(draw: random.Random) -> list[Record]:
+    """A log of three partitions: events with one time, of which some are sent again into any partition."""
+    records: list[Record] = []
+    ends = [0, 0, 0]
+    for number in range(40):
+        again = draw.choice(records[-6:]) if records and draw.random() < 0.4 else None
+        message = Envelope(b"{}", key=b"%d" % (number % 3), event_id=f"e{number}")
+        partition = draw.randrange(3)
+        value = encode(message) if again is None else again.value
+        records.append(Record("events", partition, ends[partition], message.key, value, 10_000, topic_id="T"))
+        ends[partition] += 1
+    return records
+
+
+@pytest.mark.parametrize("rule", OVER_PARTITIONS, ids=lambda rule: type(rule).__name__)
+def test_a_filter_over_all_partitions_passes_on_one_of_each_event_whatever_crashes(rule: Any) -> None:
+    crashes = 0
+    for seed in range(60):
+        draw = random.Random(seed)
+        records = scattered(draw)
+        injected = [
+            Fault(draw.choice(POINTS), draw.choice(list(FaultOutcome)), draw.randrange(1, 12)) for _ in range(3)
+        ]
+        folded, crashed = run(rule, records, injected, draw)
+        ids = {str(one.node): decode(one.value or b"").event_id for one in records}
+        assert sorted(ids[place] for place in folded) == sorted(set(ids.values())), seed
+        crashes += crashed
+    assert crashes > 60
+
+
+def test_without_the_same_batch_two_of_an_event_would_be_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug: after a crash, batches end anywhere."""
+    monkeypatch.setattr("aggregations.run.memory.begin_batch", lambda *_: None)
+    with pytest.raises(AssertionError):
+        test_a_filter_over_all_partitions_passes_on_one_of_each_event_whatever_crashes(OVER_PARTITIONS[0])

@@ -27,7 +27,7 @@ from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from tests.support.pure import fresh_store
 
-POINTS = ["fetch", "load", "publish", "persist", "manifest"]
+POINTS = ["fetch", "load", "ledger", "publish", "persist", "manifest"]
 TEN = timedelta(milliseconds=10)
 
 FILTERS = {
@@ -78,11 +78,13 @@ def run(
                 stored = StoredFilter(rule, store)
                 offsets = {place: stored.start.get(TopicPartition("t", place), 0) for place in range(len(logs))}
                 while any(offsets[place] < len(log) for place, log in enumerate(logs)):
-                    batch = []
+                    batch, begun = [], stored.unfinished
                     for place, log in enumerate(logs):
-                        size = draw.randrange(1, 5)
-                        batch += log[offsets[place] : offsets[place] + size]
-                        offsets[place] += size
+                        end = offsets[place] + draw.randrange(1, 5)
+                        if begun:
+                            end = begun.get(TopicPartition("t", place), offsets[place])
+                        batch += log[offsets[place] : end]
+                        offsets[place] = end
                     stored.process(batch, lambda made: published.extend(record for record, _ in made.passed))
                 return published, crashes
             except (Crash, StoreError):
@@ -146,6 +148,39 @@ def test_states_written_before_the_outputs_would_lose_them(monkeypatch: pytest.M
     monkeypatch.setattr("persistence.stored_filter.commit", wrong)
     published, _ = run(rule, logs, fresh_store(), 1, [Fault("persist", FaultOutcome.AFTER, 2)])
     assert {(one.partition, one.offset) for one in published} < {(one.partition, one.offset) for one in expected}
+
+
+OVER_PARTITIONS = {
+    "interval": deduplicate(lambda one: one.value["id"], timedelta(days=1), partitions=2),
+    "event id": EventIdFilter(lambda one: one.value["id"], timedelta(days=1), partitions=2),
+}
+
+
+@pytest.mark.parametrize("name", OVER_PARTITIONS)
+def test_over_all_partitions_one_of_each_id_is_published_whatever_crashes(name: str) -> None:
+    crashes = 0
+    for seed in range(60):
+        logs = topic(seed, 3)
+        published, crashed = run(OVER_PARTITIONS[name], logs, fresh_store(), seed, drawn_faults(random.Random(seed)))
+        places = {(one.partition, one.offset): one.value["id"] for one in published}
+        assert sorted(places.values()) == sorted({one.value["id"] for log in logs for one in log}), seed
+        crashes += crashed
+    assert crashes > 60
+
+
+def test_an_unfinished_batch_is_repeated_before_other_records() -> None:
+    rule, store = OVER_PARTITIONS["event id"], fresh_store()
+    batch = [Arrival("t", place, 0, b"k", {"id": "a"}) for place in (1, 0)]
+    with pytest.raises(Crash):
+        StoredFilter(rule, store).process(batch, lambda made: crash())
+    again = StoredFilter(rule, store)
+    assert again.unfinished == {("t", 0): 1, ("t", 1): 1}
+    with pytest.raises(ValueError, match="Pass its records alone first: t:0 up to 1, t:1 up to 1"):
+        again.process(batch[:1], lambda made: None)
+    made = again.process(batch, lambda made: None)
+    assert [one.partition for one, _ in made.passed] == [0]
+    assert not again.unfinished
+    assert not StoredFilter(rule, store).unfinished
 
 
 def records(*numbers: int, start: int = 0, partition: int = 0) -> list[Arrival]:

@@ -6,15 +6,28 @@ from random import Random
 from aggregations.definition.flow import END_OF_FLOW
 from envelope.dedup.eviction import LANES
 from tests.simulation.functions import OUT
-from tests.simulation.topology import FINAL, SECOND, Processor, Spec, StageSpec
+from tests.simulation.topology import FINAL, OVER_PARTITIONS, SECOND, Processor, Spec, StageSpec
 
 _DISORDER = 512
 """A history large enough for any disorder in a world."""
+_NUMBERED = ("sequence", "distinct", "sessions")
+"""Filters that need numbers that ascend in the topic."""
 _FAILING = ("", "", "", "map", "filter", "flat_map", "key", "divert", "divert")
 
 
+def draw_spec(seed: int) -> Spec:
+    """Draw a world with everything that worlds may have. What is added to a world has draws of its own."""
+    spec = draw(Random(f"world {seed}"))
+    spec = _draw_outputs(Random(f"outputs {seed}"), spec)
+    spec = _draw_relay(Random(f"relay {seed}"), spec)
+    spec = _draw_second(Random(f"second {seed}"), spec)
+    spec = _draw_sessions(Random(f"sessions {seed}"), spec)
+    spec = _draw_filter(Random(f"filter {seed}"), spec)
+    return _draw_service_filters(Random(f"service filters {seed}"), spec)
+
+
 def draw(random: Random) -> Spec:
-    """Draw a world."""
+    """Draw the topics, the services and the stages of a world."""
     trouble = random.choice([""] * 10 + ["spread", *["retries"] * 3, "foreign", "reorders", "undrained"])
     # A path that keeps the key is the ordinary case, with its own rules.
     kept_key = random.random() < 0.35
@@ -53,8 +66,8 @@ def draw(random: Random) -> Spec:
     return replace(spec, audit=audit, revives=revives, mends=audit == OUT or random.random() < 0.3)
 
 
-def draw_outputs(random: Random, spec: Spec) -> Spec:
-    """Move the publish step of some worlds before a stage, with draws of its own."""
+def _draw_outputs(random: Random, spec: Spec) -> Spec:
+    """Move the publish step of some worlds before a stage."""
     # Before the first stage copies are published too. The second flow drops them if they keep their lanes.
     scattered = spec.growth or spec.keyless or spec.spreads(FINAL)
     stages = spec.stages[1:] if scattered else spec.stages
@@ -63,21 +76,21 @@ def draw_outputs(random: Random, spec: Spec) -> Spec:
     return replace(spec, publishes_before=random.choice(stages).name)
 
 
-def draw_second(random: Random, spec: Spec) -> Spec:
-    """Let the flow of some worlds read a second topic, with draws of its own."""
+def _draw_second(random: Random, spec: Spec) -> Spec:
+    """Let the flow of some worlds read a second topic."""
     if random.random() < 0.7 or not spec.folds:
         return spec
     partitions = {**spec.partitions, SECOND: random.choice([1, 2, 2, 3])}
     return replace(spec, second=True, roots=(*spec.roots, SECOND), partitions=partitions)
 
 
-def draw_sessions(random: Random, spec: Spec) -> Spec:
-    """Give the stages of some worlds sessions, with draws of its own."""
+def _draw_sessions(random: Random, spec: Spec) -> Spec:
+    """Give the stages of some worlds sessions."""
     return replace(spec, sessions=spec.folds and random.random() < 0.2)
 
 
-def draw_relay(random: Random, spec: Spec) -> Spec:
-    """Take the stages of some worlds away, with draws of its own: their flow only publishes, and publishes copies, too.
+def _draw_relay(random: Random, spec: Spec) -> Spec:
+    """Take the stages of some worlds away: their flow only publishes, and publishes copies, too.
 
     In some worlds a branch publishes what the flow publishes before a stage.
     """
@@ -93,8 +106,8 @@ def draw_relay(random: Random, spec: Spec) -> Spec:
     )
 
 
-def draw_filter(random: Random, spec: Spec) -> Spec:
-    """Put a filter before the stages of some worlds, with draws of its own, and let their producers write events twice.
+def _draw_filter(random: Random, spec: Spec) -> Spec:
+    """Put a filter before the stages of some worlds and let their producers write events twice.
 
     Both are in one partition: the filter looks for copies there. A second flow that reads what the filter reads would
     fold both. Numbers ascend only in topics that producers write, and only envelopes have a producer.
@@ -106,8 +119,25 @@ def draw_filter(random: Random, spec: Spec) -> Spec:
     plain = all(not (one.spread or one.foreign or one.retries or one.refusing) for one in spec.processors)
     if scattered or not plain or not spec.folds or spec.sessions or random.random() < 0.4 * bool(spec.processors):
         return spec
-    numbered = [] if spec.processors else ["sequence"] if spec.second else ["sequence", "producer"]
-    return replace(spec, deduplicates=random.choice(["event id", "interval", *numbered]))
+    numbered = [] if spec.processors else [*_NUMBERED, *([] if spec.second else ["producer"])]
+    spanning = [] if spec.second else [OVER_PARTITIONS]
+    return replace(spec, deduplicates=random.choice(["event id", "interval", *spanning, *numbered]))
+
+
+def _draw_service_filters(random: Random, spec: Spec) -> Spec:
+    """Give services of some worlds a filter and let producers write events twice for them.
+
+    Both are in one partition: a filter looks for copies there. Numbers ascend only in topics that producers write, and only
+    envelopes have a producer.
+    """
+    if spec.keyless or spec.deduplicates or random.random() < 0.6:
+        return spec
+
+    def drawn(one: Processor) -> str:
+        numbered = [*_NUMBERED, *([] if one.raw else ["producer"])] if one.source in spec.roots else []
+        return random.choice(["event id", "interval", *numbered]) if random.random() < 0.8 else ""
+
+    return replace(spec, processors=tuple(replace(one, deduplicates=drawn(one)) for one in spec.processors))
 
 
 def _draw_audit(random: Random, spec: Spec) -> str:

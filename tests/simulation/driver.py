@@ -16,6 +16,7 @@ from tests.simulation.faults import Crash
 from tests.simulation.kafka import CLOCK, Cluster, Committed
 from tests.simulation.oracle import Violation
 
+_MOST = 1000
 METADATA_MAX_AGE = 20.0
 """Seconds for which producers may not know of a new partition: about ten lives of services."""
 
@@ -66,18 +67,20 @@ class Driver:
         )
 
     def records(self, limit: int, slow: int) -> list[Record]:
-        """Up to `limit` records of every partition but the slow one of the first topic.
+        """Up to `limit` records of every partition but the slow one of the first topic; first the batch to be repeated.
 
         Raises:
             Crash: A topic was created again: the broker no longer knows its id.
         """
         if any(self._cluster.topics[topic] is not log for topic, log in self.logs.items()):
             raise Crash("a topic was created again while the engine ran")
+        begun = self.runner.unfinished
         return [
             record
             for place, _ in self._partitions()
-            if place != (self.topics[0], slow)
-            for record in self._cluster.read(*place, self.next.get(place, 0), limit)
+            if place != (self.topics[0], slow) or place in begun
+            for record in self._cluster.read(*place, self.next.get(place, 0), _MOST if begun else limit)
+            if not begun or record.offset < begun.get(place, 0)
         ]
 
     def advance(self, records: Sequence[Record]) -> None:

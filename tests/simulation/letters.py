@@ -43,6 +43,12 @@ def facts_of(letter: Record) -> dead.DeadLetterHeaders:
     return facts
 
 
+def is_like(one: dead.DeadLetterHeaders, other: dead.DeadLetterHeaders) -> bool:
+    """Whether two dead letters are of copies of one record that was rejected at the same place of the flow."""
+    same = (one.stage, one.reason) == (other.stage, other.reason)
+    return same and (one.topic, one.partition, one.offset) != (other.topic, other.partition, other.offset)
+
+
 def brought_back(letter: Record, facts: dead.DeadLetterHeaders, *, mend: bool) -> Outgoing:
     """The redriven message of a dead letter.
 

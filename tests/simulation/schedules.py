@@ -86,8 +86,12 @@ def run(spec: Spec, number: int, ends: Mapping[int, End]) -> int:
     script.counts = True
 
     def live(world: World) -> None:
-        for topic, payload in _events(spec, number):
+        events = list(_events(spec, number))
+        for topic, payload in events:
             world.produce(topic, payload)
+        for topic, payload in events:
+            if spec.twice(topic, payload):
+                world.produce(topic, payload, again=True)
         if all(_round(world) for _ in range(_MOST_ROUNDS)):
             raise Violation("it does not come to an end")
 

@@ -19,7 +19,7 @@ from tests.simulation.functions import OUT, Payload, digest
 from tests.simulation.kafka import CLOCK, Cluster, Committed
 from tests.simulation.life import Life, Place, Sent
 from tests.simulation.oracle import Violation
-from tests.simulation.topology import Processor
+from tests.simulation.topology import FILTERS, Processor
 
 RETRY_SECONDS = 2.0
 _LIFE_SECONDS = 0.2  # between two lives
@@ -90,6 +90,7 @@ class Service:
         deliver: Appends a message to its topic.
         reorders: Its producer may swap neighbours.
         accept: Accepted risks.
+        store: URL of the store of its filter's states.
 
     Attributes:
         lives: How often it was started. Temporary failures occur in some lives only.
@@ -100,6 +101,7 @@ class Service:
     deliver: Callable[[Outgoing], object]
     reorders: bool = False
     accept: tuple[str, ...] = ()
+    store: str = ""
     lives: int = 0
     _checked: dict[tuple[str, int], int] = field(default_factory=dict)
 
@@ -223,6 +225,8 @@ class Service:
             check_roots=not processor.plain,  # with it there is no fast path
             metadata_max_age=METADATA_MAX_AGE,
             accept=self.accept,
+            deduplicate=FILTERS.get(processor.deduplicates),
+            store=self.store if processor.deduplicates else None,
         )
         life.stop = republisher.stop
         republisher.run(until_caught_up=until_caught_up)

@@ -14,7 +14,11 @@ from envelope.filters import (
     EventIdFilter,
     ProducerFilter,
     SequenceFilter,
+    SessionWindows,
+    TimeWindows,
+    deduplicate,
     deduplicate_by_key_value,
+    distinct,
     from_value,
 )
 from tests.simulation.functions import (
@@ -40,13 +44,19 @@ SECOND = "u"
 FLOW = "simulated"
 _FILTER = "once"
 _YEAR = timedelta(days=365)
+OVER_PARTITIONS = "over partitions"
+"""A filter that recognises what a producer writes again into any partition; only in flows."""
 FILTERS: Mapping[str, Any] = {
     "event id": EventIdFilter(from_value("id"), horizon=_YEAR, name=_FILTER),
     "interval": deduplicate_by_key_value(from_value("id"), _YEAR, name=_FILTER),
     "sequence": SequenceFilter(from_value("n"), name=_FILTER),
     "producer": ProducerFilter(name=_FILTER),
+    # The number is the time: each event has a window, or a session, of its own.
+    OVER_PARTITIONS: deduplicate(from_value("id"), _YEAR, partitions=2, name=_FILTER),
+    "distinct": distinct(TimeWindows(timedelta(milliseconds=1), grace=_YEAR), time=from_value("n"), name=_FILTER),
+    "sessions": distinct(SessionWindows(timedelta(0), grace=_YEAR), time=from_value("n"), name=_FILTER),
 }
-"""Filters that recognise what a producer writes twice. The last two need numbers that ascend in the flow's topic."""
+"""Filters that recognise what a producer writes twice. All that have no ids need the numbers of the producers' topics."""
 COLUMNS = {"id": str, "k": str, "g": str, "h": str, "x": int, "n": int, "bad": str, "fixed": str}
 
 
@@ -69,6 +79,7 @@ class Processor:
         static: Its members are static members of their group.
         also: A second topic that it writes; the content determines which outputs. Empty for none.
         members: Number of simultaneous members of its group.
+        deduplicates: It has this one of `FILTERS`; empty for none.
     """
 
     name: str
@@ -85,6 +96,7 @@ class Processor:
     static: bool = False
     also: str = ""
     members: int = 1
+    deduplicates: str = ""
 
     @property
     def targets(self) -> list[str]:
@@ -188,8 +200,7 @@ class Spec:
         revives: Records that republishers reject are redriven to them.
         second: The flow also reads `SECOND`.
         sessions: The stages have sessions.
-        deduplicates: Producers write some events twice, and this one of `FILTERS` comes before all stages of the flow; empty
-            for none.
+        deduplicates: This one of `FILTERS` comes before all stages of the flow; empty for none.
         mends: From some moment on the flow accepts what it rejected: a copy may fill a hole before the redriven record.
         aside: What it publishes before a stage is published by a branch; if a filter fails before that stage, in it.
         folds: False for a flow without a stage: its only `stages` entry, `end`, names what its steps make of an element.
@@ -279,9 +290,20 @@ class Spec:
         """Key of an event as its producer writes it."""
         return None if self.keyless else payload["k"].encode()
 
-    def twice(self, payload: Payload) -> bool:
-        """Whether a producer writes an event twice."""
-        return bool(self.deduplicates) and digest(payload["id"], "twice") % 3 == 0
+    def twice(self, topic: str, payload: Payload) -> bool:
+        """Whether a producer writes an event of a topic twice: if all that read it, or the flow, have a filter."""
+        filtered = bool(self.deduplicates) or topic in self.filtered_roots
+        return filtered and digest(payload["id"], "twice") % 3 == 0
+
+    def partition_of_copy(self, payload: Payload) -> int | None:
+        """Where a producer writes an event again; None for the key's partition."""
+        return digest(payload["id"], "again") if self.deduplicates == OVER_PARTITIONS else None
+
+    @cached_property
+    def filtered_roots(self) -> frozenset[str]:
+        """The topics of producers that only services with a filter read."""
+        bare = {*self.sources, self.audit, *(one.source for one in self.processors if not one.deduplicates)}
+        return frozenset({*self.roots} - bare)
 
     def is_raw(self, topic: str) -> bool:
         """Whether a topic contains payloads without envelopes."""

@@ -11,7 +11,6 @@ from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
 from aggregations.run.risks import Risk
 from envelope import Node, Reason, decode
-from envelope.deadletter import DeadLetterHeaders
 from envelope.dedup.lineage import died_in
 from persistence.commit import faults
 from persistence.errors import StoreError, StoreWentBack, Transient
@@ -25,7 +24,7 @@ from tests.simulation.driver import Driver
 from tests.simulation.faults import Crash, End, Faults, Process, Script
 from tests.simulation.functions import OUT, OUTAGE, Payload
 from tests.simulation.kafka import Cluster
-from tests.simulation.letters import brought_back, facts_of, record_of
+from tests.simulation.letters import brought_back, facts_of, is_like, record_of
 from tests.simulation.oracle import Oracle, Violation
 from tests.simulation.service import At, Outgoing, Service, payload_of, published, rooted
 from tests.simulation.stores import SCHEME, Copy, SimulatedStore, forget, open_store
@@ -75,10 +74,10 @@ class World:
         self.cluster.create("dead", 1)
         self.cluster.create(OUT, 2)
         accept = (GROWN_UNDRAINED,) if spec.growth == "undrained" else ()
-        self.services = [
-            Service(processor, self.cluster, self.deliver, spec.reorders, accept) for processor in spec.processors
-        ]
         name = f"{SCHEME}://w{next(_names)}"
+        self._filters = f"{name}.filters"
+        of = (self.cluster, self.deliver, spec.reorders, accept, self._filters)
+        self.services = [Service(processor, *of) for processor in spec.processors]
         self.urls = spec.urls(name)
         self.stores: dict[str, SimulatedStore] = {url: open_store(url) for url in dict.fromkeys(self.urls.values())}
         self.oracle = Oracle(spec)
@@ -129,7 +128,7 @@ class World:
         """Release threads and stores."""
         for process, _ in [*self.zombies, *self.stale]:
             process.kill()
-        for url in self.stores:
+        for url in (*self.stores, self._filters):
             forget(url)
         if self.audit:
             self.audit.close()
@@ -189,9 +188,7 @@ class World:
                 self.oracle.cured(name)
                 # A flow that lost its stores has no record of its earlier dead letters: it may have rejected another copy.
                 self.again += [
-                    one
-                    for one in self.letters
-                    if payload_of(one.value)["id"] == name and _is_like(facts_of(one), facts)
+                    one for one in self.letters if payload_of(one.value)["id"] == name and is_like(facts_of(one), facts)
                 ]
         elif self.audit and facts.application == AUDIT:
             mend = mend and (not unproven or name in self.audit.fixed)
@@ -220,14 +217,16 @@ class World:
         """Let a producer write an event, or write it again."""
         if not again:
             self.oracle.rooted(topic, payload)
-        self.deliver(Outgoing(topic, self.spec.key_of(payload), rooted(payload, raw=self.spec.is_raw(topic))))
+        value = rooted(payload, raw=self.spec.is_raw(topic))
+        partition = self.spec.partition_of_copy(payload) if again else None
+        self.deliver(Outgoing(topic, self.spec.key_of(payload), value, partition=partition))
 
     def write(self, topic: str, count: int) -> None:
-        """Let a producer write the next events of the world."""
-        for _ in range(count):
-            made = event(self.spec, f"e{len(self.oracle.events)}")
-            for again in range(1 + self.spec.twice(made)):
-                self.produce(topic, made, again=bool(again))
+        """Let a producer write the next events of the world, and some of them again after them."""
+        made = [event(self.spec, f"e{len(self.oracle.events) + number}") for number in range(count)]
+        again = [one for one in made if self.spec.twice(topic, one)]
+        for number, one in enumerate([*made, *again]):
+            self.produce(topic, one, again=number >= count)
 
     def under(self, script: Script, work: Callable[[], None]) -> None:
         """Run a part of the engine or of a service with a script of faults."""
@@ -402,9 +401,3 @@ class World:
             records = {key.decode(): decode_record(one.value, ref, key) for key, one in store.stage(ref).items()}
             found = {key: one.state for key, one in records.items() if one.histories.lanes or one.state not in _NOTHING}
             self.oracle.compare_states(number, found)
-
-
-def _is_like(one: DeadLetterHeaders, other: DeadLetterHeaders) -> bool:
-    """Whether two dead letters are of copies of one record that was rejected at the same place of the flow."""
-    same = (one.stage, one.reason) == (other.stage, other.reason)
-    return same and (one.topic, one.partition, one.offset) != (other.topic, other.partition, other.offset)

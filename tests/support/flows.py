@@ -27,6 +27,7 @@ from envelope.filters import (
     Scope,
     SequenceFilter,
     TimeWindows,
+    deduplicate,
     deduplicate_by_key_value,
     distinct,
     from_envelope,
@@ -273,12 +274,14 @@ def incident_number(element: Element[Any]) -> Any:
     return element["id"]
 
 
+OVER_PARTITIONS: Final = "over partitions"
 FILTERS: Final[Mapping[str, Any]] = {
     "sequence": SequenceFilter(from_envelope("sequence")),
     "sequence by key": SequenceFilter(from_envelope("sequence"), scope_by=Scope.KEY),
     "producer": ProducerFilter(),
     "event id": EventIdFilter(from_envelope("event_id"), horizon=timedelta(days=1)),
     "interval": deduplicate_by_key_value(from_envelope("event_id"), timedelta(days=1)),
+    OVER_PARTITIONS: deduplicate(from_envelope("event_id"), timedelta(days=1), partitions=3),
     "window": distinct(TimeWindows(timedelta(days=3650))),
     "own": SequenceFilter(incident_number),
     "column": SequenceFilter(from_value("id")),

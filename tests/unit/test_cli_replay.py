@@ -1,6 +1,7 @@
 """`headwater replay`: which function it calls, with which runner, and what it refuses and says."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,23 @@ def test_what_was_changed_is_shown_with_who_and_why(
     assert run(monkeypatch, *words("rollback"), "--json") == Exit.DONE
     told = json.loads(capsys.readouterr().out)
     assert (told["live"], told["previous"], told["changes"][0]["by"]) == (2, 1, POINTER.changes[0].by)
+
+
+@pytest.mark.parametrize(("form", "code"), [("apply", Exit.DONE), ("swap", Exit.REFUSED)])
+def test_a_swap_that_is_stopped_before_it_began_is_not_a_success(
+    form: str, code: Exit, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: Any, **__: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(COMMANDS[f"headwater replay ({form})"].callee, stopped)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert run(monkeypatch, *words(form)) == code
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ("stopped, and not swapped" in capsys.readouterr().err) == (form == "swap")
 
 
 def test_what_is_mended_is_shown_and_what_is_not(

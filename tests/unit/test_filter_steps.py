@@ -74,6 +74,8 @@ def test_a_filter_by_key_of_several_topics_is_refused_because_they_have_no_order
         several.deduplicate(SequenceFilter(from_value("n"), scope_by=Scope.KEY))
     with pytest.raises(FlowError, match="No order is certain between topics"):
         several.deduplicate(EventIdFilter(from_value("n"), horizon=MINUTE, scope_by=Scope.KEY))
+    with pytest.raises(FlowError, match="No order is certain between topics"):
+        several.deduplicate(deduplicate(from_value("n"), MINUTE))
     several.deduplicate(NUMBERS).aggregate("k", "k", Fields(n=count()))
 
 
@@ -312,7 +314,6 @@ def test_states_of_another_filter_are_not_continued() -> None:
 BAD: dict[str, tuple[Any, str]] = {
     "no filter": (lambda flow: flow.deduplicate("id"), "takes a filter"),
     "the class": (lambda flow: flow.deduplicate(SequenceFilter), "takes a filter"),
-    "over all partitions": (lambda flow: flow.deduplicate(deduplicate(from_value("n"), MINUTE)), "over all partitions"),
     "held back": (lambda flow: flow.deduplicate(ProducerFilter(gaps=Gaps.HOLD)), "Gaps.HOLD"),
     "no envelopes": (lambda flow: flow.deduplicate(ProducerFilter()), "topic legs has none"),
     "no such column": (lambda flow: flow.deduplicate(SequenceFilter(from_value("m"))), "no column m"),

@@ -26,7 +26,10 @@ from jobs.environment import UsageError
 from jobs.republish import InputRecord, InputTopics, JsonPayload, Processor, Republisher, Wrapping, identity
 from jobs.republish.filtering import Overtaken, RecordFilter
 from jobs.republish.partition import InputPartition
+from jobs.republish.topic_check import TopicReplaced
+from persistence.errors import Conflict
 from persistence.kafka import KafkaSettings
+from persistence.kept import KeptValues
 from tests.messages import Leg
 from tests.support.pure import fresh_store
 
@@ -45,9 +48,16 @@ class Member:
     """A member of the group that has the partition."""
 
     def __init__(
-        self, rule: Filter[Any], store: str, source: InputTopics = JSON, *, topic_id: str = "id", cluster: str = ""
+        self,
+        rule: Filter[Any],
+        store: str,
+        source: InputTopics = JSON,
+        *,
+        topic_id: str = "id",
+        cluster: str = "",
+        current: str = "",
     ) -> None:
-        self.filter = RecordFilter(rule, store, "r", cluster=cluster)
+        self.filter = RecordFilter(rule, store, "r", lambda _: {"in": current or topic_id}, cluster=cluster)
         self.parts = [part(topic_id)]
         self._processor = Processor(identity, via="r", source=source, targets={"out": 1 << 20})
         self.filter.begin(self.parts)
@@ -78,7 +88,7 @@ def rejected(value: bytes, stage: str = "") -> bytes:
         (SequenceFilter(from_value("n"), scope_by=Scope.KEY), "a state for each key"),
         (deduplicate(from_value("id"), DAY), "over all partitions"),
         (EventIdFilter(from_value("id"), DAY, partitions=4), "over all partitions"),
-        (ProducerFilter(gaps=Gaps.HOLD), "holds records back"),
+        (ProducerFilter(gaps=Gaps.HOLD), "changes the order of records"),
         (SequenceFilter, "takes a filter"),
         ("sequence", "takes a filter"),
     ],
@@ -207,6 +217,26 @@ def test_a_topic_that_was_created_again_and_a_topic_of_another_cluster_have_a_st
     assert Member(NUMBERS, store, topic_id="other").numbers(1) == ["accepted"]
 
 
+def test_a_member_that_was_suspended_since_the_topic_was_created_again_leaves_the_new_topic_s_state_alone() -> None:
+    store = fresh_store()
+    new = Member(NUMBERS, store, topic_id="new")
+    new.numbers(1, 2)
+    new.save()
+    with pytest.raises(TopicReplaced, match="in:0 belongs to a topic that was deleted and created again"):
+        Member(NUMBERS, store, topic_id="old", current="new")
+    assert Member(NUMBERS, store, topic_id="new").numbers(2, 3, start=2) == ["duplicate", "accepted"]
+
+
+def test_a_member_whose_claim_fails_until_its_patience_ends_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def conflict(self: KeptValues, keys: Any) -> None:
+        raise Conflict(tuple(keys))
+
+    monkeypatch.setattr(KeptValues, "claim", conflict)
+    monkeypatch.setattr("jobs.republish.offsets.PATIENCE_SECONDS", 0)
+    with pytest.raises(Overtaken, match="in:0: another process has taken over"):
+        Member(NUMBERS, fresh_store())
+
+
 def test_a_warning_says_that_nothing_is_known_of_records_that_the_group_has_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -214,13 +244,13 @@ def test_a_warning_says_that_nothing_is_known_of_records_that_the_group_has_read
     first, read = part(), part()
     read.committed = 7
     for one in (first, read):
-        RecordFilter(NUMBERS, store, "r").begin([one])
+        RecordFilter(NUMBERS, store, "r", lambda _: {}).begin([one])
     [said] = caplog.messages
     assert said.startswith("in:0: the group has read it up to offset 7, and the store has no state of filter sequence")
     member = Member(NUMBERS, store)
     member.numbers(1, start=7)
     member.save()
-    RecordFilter(NUMBERS, store, "r").begin([read])
+    RecordFilter(NUMBERS, store, "r", lambda _: {}).begin([read])
     assert len(caplog.messages) == 1
 
 

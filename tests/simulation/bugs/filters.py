@@ -1,25 +1,33 @@
-"""Bugs of filters that are steps of the flow."""
+"""Bugs of filters: those that are steps of the flow, and those of republishers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from aggregations.per_message import judging
+from aggregations.run import memory
 from envelope import Verdict
 from envelope.filters.arrival import ACCEPTED
+from envelope.filters.distinct import DistinctSession, DistinctTumbling, Sessions, SessionState, TumblingState
 from envelope.filters.event_ids import EventIdFilter
 from envelope.filters.index import TimeIndex
 from envelope.filters.interval import IntervalFilter, IntervalState
 from envelope.filters.producers import ProducerFilter
 from envelope.filters.sequence import LastSeen, SequenceFilter
+from jobs.republish.filtering import RecordFilter
+from jobs.republish.worker import Worker
+from persistence.errors import Conflict
+from persistence.kept import KeptValues
 from tests.simulation.patch import Patch, original
-from tests.simulation.topology import Spec
+from tests.simulation.topology import OVER_PARTITIONS, Processor, Spec
 
 _judge = original(EventIdFilter, "judge")
 _dump = original(TimeIndex, "dump")
 _judge_key = judging._judge_key
 _sequence = original(SequenceFilter, "judge")
 _number = original(ProducerFilter, "dump")
+_finish = original(Worker, "finish")
+_save = original(KeptValues, "save")
 
 
 def _passes_all(self: EventIdFilter, state: Any, arrival: Any) -> Any:
@@ -53,6 +61,33 @@ def _begins_anew(self: IntervalFilter, value: Any) -> IntervalState:
     return IntervalState(value["stream_time_ms"], TimeIndex())
 
 
+def _closes_windows(self: DistinctTumbling, value: Any) -> TumblingState:
+    return TumblingState(value["stream_time_ms"], TimeIndex())
+
+
+def _closes_sessions(self: DistinctSession, value: Any) -> SessionState:
+    return SessionState(value["stream_time_ms"], Sessions({}))
+
+
+def _states_first(self: Worker, timeout: float | None = None) -> None:
+    if self._filter:
+        self._filter.save(self._judged())
+    _finish(self, timeout)
+
+
+def _never_saved(self: RecordFilter, parts: Any) -> None:
+    """Keep the states in memory only."""
+
+
+def _overwrites(self: KeptValues, values: Any) -> None:
+    try:
+        _save(self, values)
+    except Conflict:
+        for key, found in self.load(values).items():
+            values[key].version = found.version
+        _save(self, values)
+
+
 _BY_FILTER: Mapping[str, Mapping[str, tuple[str, Sequence[Patch]]]] = {
     "event id": {
         "filter-passes-copies": ("a filter passes on every record", [(EventIdFilter, "judge", _passes_all)]),
@@ -76,9 +111,48 @@ _BY_FILTER: Mapping[str, Mapping[str, tuple[str, Sequence[Patch]]]] = {
             [(ProducerFilter, "dump", _stores_the_number_before)],
         )
     },
+    "distinct": {
+        "distinct-closes-windows-with-each-batch": (
+            "a filter of windows forgets the open ones at the end of a batch",
+            [(DistinctTumbling, "load", _closes_windows)],
+        )
+    },
+    OVER_PARTITIONS: {
+        "batch-not-repeated": (
+            "after a crash, a flow with a filter over all partitions begins with another batch",
+            [(memory, "begin_batch", lambda *_: None)],
+        )
+    },
+    "sessions": {
+        "distinct-closes-sessions-with-each-batch": (
+            "a filter of sessions forgets the open ones at the end of a batch",
+            [(DistinctSession, "load", _closes_sessions)],
+        )
+    },
+}
+_OF_SERVICES: Mapping[str, tuple[str, Sequence[Patch]]] = {
+    "service-filter-saves-first": (
+        "a republisher writes the states of its filter before its outputs are acknowledged",
+        [(Worker, "finish", _states_first)],
+    ),
+    "service-filter-never-saves": (
+        "a republisher does not write the states of its filter",
+        [(RecordFilter, "save", _never_saved)],
+    ),
+    "service-filter-overwrites": (
+        "a republisher writes the state of its filter over that of another process",
+        [(KeptValues, "save", _overwrites)],
+    ),
 }
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     **{name: bug for bugs in _BY_FILTER.values() for name, bug in bugs.items()},
+    **{
+        f"service-{name}": (f"in a republisher: {text}", patches)
+        for rule, bugs in _BY_FILTER.items()
+        for name, (text, patches) in bugs.items()
+        if rule != OVER_PARTITIONS
+    },
+    **_OF_SERVICES,
     "filter-state-not-continued": (
         "the state of a filter stays as it was first written",
         [(judging, "_judge_key", _as_first_written)],
@@ -90,7 +164,23 @@ def _has(rule: str) -> Callable[[Spec], bool]:
     return lambda spec: spec.deduplicates == rule
 
 
+def _service_has(rule: str) -> Callable[[Spec], bool]:
+    return lambda spec: any(one.deduplicates == rule for one in _filtering(spec))
+
+
+def _filtering(spec: Spec) -> list[Processor]:
+    """The services that read events that are written twice."""
+    return [one for one in spec.processors if one.source in spec.filtered_roots]
+
+
 MATTERS: Mapping[str, Callable[[Spec], bool]] = {
     **dict.fromkeys(BUGS, lambda spec: bool(spec.deduplicates)),
+    **dict.fromkeys(_OF_SERVICES, lambda spec: bool(_filtering(spec))),
     **{name: _has(rule) for rule, bugs in _BY_FILTER.items() for name in bugs},
+    **{
+        f"service-{name}": _service_has(rule)
+        for rule, bugs in _BY_FILTER.items()
+        for name in bugs
+        if rule != OVER_PARTITIONS
+    },
 }

@@ -1,0 +1,125 @@
+"""KIP-655 in flows: every example through each operator, message by message and in columns, and a step of the user."""
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from aggregations.definition.element import Record
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
+from envelope import Verdict, decode
+from envelope.filters import (
+    Filter,
+    Ruling,
+    SessionWindows,
+    TimeWindows,
+    deduplicate,
+    deduplicate_by_key,
+    deduplicate_by_key_value,
+    distinct,
+    from_value,
+)
+from tests.seeds.test_001_deduplicate import EXAMPLES
+from tests.seeds.test_001_distinct import RECORDS
+from tests.support.both import TOPIC_ID, Both
+
+Event = tuple[str, int]
+"""Key and id, and time in seconds."""
+S = 1000
+OPERATORS: dict[str, Any] = {
+    "by key": deduplicate_by_key,
+    "by key and value": lambda interval: deduplicate_by_key_value(from_value("id"), interval),
+}
+# One state has one stream time, as one task of Kafka Streams has.
+OVER_PARTITIONS: dict[str, Any] = {
+    "by id": lambda interval: deduplicate(from_value("id"), interval, partitions=1),
+    "by a changed key": lambda interval: deduplicate_by_key(interval, key=from_value("id"), partitions=1),
+}
+
+
+def passed(rule: Any, events: list[Event], *, partitions: int = 1, batch: int = 1) -> list[bool]:
+    """Whether each event is passed on; the events are read in this order, and take turns in the partitions."""
+    flow = Flow("kip").source(Topic("topic", Json({"id": str}), envelope=False)).deduplicate(rule).publish("out")
+    both = Both(flow)
+    records = [
+        Record(
+            *("topic", n % partitions, n // partitions, key.encode(), json.dumps({"id": key}).encode(), time * S),
+            topic_id=TOPIC_ID,
+        )
+        for n, (key, time) in enumerate(events)
+    ]
+    for start in range(0, len(records), batch):
+        both.process(records[start : start + batch])
+    hops = [decode(one.value).chain[-1] for one in both.memory.outputs]
+    places = {(hop.partition, hop.offset) for hop in hops}
+    return [(one.partition, one.offset) in places for one in records]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 10])
+@pytest.mark.parametrize("operator", [*OPERATORS, *OVER_PARTITIONS])
+@pytest.mark.parametrize("title", EXAMPLES)
+def test_the_examples_in_a_flow(title: str, operator: str, batch: int) -> None:
+    seconds, events = EXAMPLES[title]
+    rule = (OPERATORS | OVER_PARTITIONS)[operator](timedelta(seconds=seconds))
+    assert passed(rule, [(key, time) for key, time, _ in events], batch=batch) == [one for *_, one in events]
+
+
+@pytest.mark.parametrize("operator", OVER_PARTITIONS)
+@pytest.mark.parametrize("title", EXAMPLES)
+def test_the_examples_in_a_flow_over_several_partitions(title: str, operator: str) -> None:
+    seconds, events = EXAMPLES[title]
+    rule = OVER_PARTITIONS[operator](timedelta(seconds=seconds))
+    assert passed(rule, [(key, time) for key, time, _ in events], partitions=3) == [one for *_, one in events]
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        (TimeWindows(timedelta(seconds=10)), [4, 23, 34]),
+        (SessionWindows(timedelta(seconds=10)), [4, 23]),
+        (SessionWindows(timedelta(seconds=9)), [4, 23, 34]),
+    ],
+)
+def test_the_examples_of_distinct_in_a_flow(windows: Any, expected: list[int]) -> None:
+    for batch in (1, 5, 20):
+        found = passed(distinct(windows), [("key", time) for time in RECORDS], batch=batch)
+        assert [time for time, one in zip(RECORDS, found, strict=True) if one] == expected
+
+
+@dataclass(frozen=True)
+class OnTime:
+    """A step of the user: drops what another filter passes on although it is late with respect to stream time."""
+
+    rule: Filter[Any]
+    lateness_ms: int
+    name: str = "on-time"
+
+    def scope(self, arrival: Any) -> bytes | None:
+        return self.rule.scope(arrival)
+
+    def zero(self) -> Any:
+        return self.rule.zero()
+
+    def judge(self, state: Any, arrival: Any) -> tuple[Ruling, Any]:
+        ruling, state = self.rule.judge(state, arrival)
+        if ruling.forward and arrival.timestamp_ms < state.stream_time_ms - self.lateness_ms:
+            return Ruling(Verdict.BEYOND_HORIZON, forward=False), state
+        return ruling, state
+
+    def dump(self, state: Any) -> Any:
+        return self.rule.dump(state)
+
+    def load(self, value: Any) -> Any:
+        return self.rule.load(value)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_step_of_the_user_reads_stream_time_and_drops_late_records(batch: int) -> None:
+    """ "In case it's needed, the user may add a processor to purge those late records"."""
+    rule = deduplicate_by_key(timedelta(seconds=10))
+    events = [("k1", 10), ("k2", 21), ("k1", 9), ("k3", 11)]
+    assert passed(rule, events, batch=batch) == [True, True, True, True]
+    assert passed(OnTime(rule, 10 * S), events, batch=batch) == [True, True, False, True]
