@@ -1,6 +1,6 @@
 """CPU of a worker per event for a flow whose fold is plain Python, by phase; without Spark, broker and store.
 
-    python benchmarks/python_fold.py [--rows 100000] [--keys 10000] [--batches 3] [--fold python|fields] [--profile]
+    python benchmarks/python_fold.py [--rows 100000] [--keys 10000] [--batches 3] [--fold python|fields] [--emit] [--profile]
 
 Envelopes of one republish hop, 5 % re-sent, as `benchmarks/engine.py` makes them. A task reads each batch, folds it and
 encodes its states, as Spark's tasks do; the states are kept in memory. What was folded is compared with the oracle. The
@@ -75,6 +75,10 @@ def worked(run, flow, urls, chunks):
     return work.report, spent
 
 
+def emitted(element, state):
+    return [state] if element.offset % 3 == 0 else []
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000, help="records of a batch")
@@ -82,10 +86,12 @@ def main():
     parser.add_argument("--batches", type=int, default=3)
     parser.add_argument("--resent", type=float, default=0.05)
     parser.add_argument("--fold", choices=FOLDS, default="python")
+    parser.add_argument("--emit", action="store_true", help="a function passes on the state of every third event")
     parser.add_argument("--profile", action="store_true", help="print where the last batch spends its time")
     args = parser.parse_args()
     RootTopics._ask = lambda *_: None  # there is no broker to ask
-    flow = Flow("bench").source(Topic(TOPIC, Leg)).aggregate("aircraft", key="tail", fold=FOLDS[args.fold])
+    flow = Flow("bench").source(Topic(TOPIC, Leg))
+    flow = flow.aggregate("aircraft", key="tail", fold=FOLDS[args.fold], emit=emitted if args.emit else None)
     urls = bind(flow, {}, "memory://bench")
     run = begin(flow, urls)
     oracle = Oracle(args.keys)

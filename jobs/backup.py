@@ -165,15 +165,27 @@ def restore(
         RunRefusedError: It is not a whole snapshot, is of another flow, generation or definition, or a store is not empty.
         StoreError: A store does not answer, or refuses a request. Repeat the restore.
     """
+    with opened_snapshot(source) as reader:
+        if generation not in (None, reader.header.generation):
+            raise RunRefusedError(f"{source} is of generation {reader.header.generation}, not {generation}")
+        return restore_states(flow, stores, reader, accept=accept, progress=progress)
+
+
+@contextmanager
+def opened_snapshot(source: Path) -> Iterator[SnapshotReader]:
+    """The file of a snapshot, which is whole.
+
+    Raises:
+        UsageError: It cannot be opened, or is not a regular file.
+        RunRefusedError: It is not a whole snapshot, or was changed while it was read.
+    """
     with _opened(source) as file:
         try:
             reader = SnapshotReader(file)
         except DamagedError as error:
             raise RunRefusedError(f"{source}: {error}. Use another copy of it; nothing was written") from error
-        if generation not in (None, reader.header.generation):
-            raise RunRefusedError(f"{source} is of generation {reader.header.generation}, not {generation}")
         try:
-            return restore_states(flow, stores, reader, accept=accept, progress=progress)
+            yield reader
         except DamagedError as error:
             raise RunRefusedError(
                 f"{source} was changed while it was restored: {error}. Repeat the restore with a copy of the file as it was"

@@ -17,7 +17,9 @@ from jobs.comparing import SAMPLE
 from jobs.environment import UsageError
 from jobs.refolding.fold import WORK
 from jobs.replaying import generations as steps
+from jobs.replaying.beginning import beginning_of
 from jobs.replaying.differences import check_against, differences
+from jobs.replaying.dropping import drop
 from jobs.replaying.folding import Folding, Runner
 from jobs.replaying.generations import Author, Generations, generations_of, pointer_of
 from jobs.replaying.planning import (
@@ -27,6 +29,7 @@ from jobs.replaying.planning import (
     check_open,
     check_retention,
     keys_of,
+    live_of,
     ranges_of,
     reading_rate,
 )
@@ -42,6 +45,7 @@ __all__ = [
     "Replayed",
     "Swapped",
     "abandon",
+    "drop",
     "plan_replay",
     "pointer_of",
     "rebuild",
@@ -63,6 +67,7 @@ def plan_replay(
     stores: Mapping[str, str],
     generation: int | None = None,
     redefine: bool = False,
+    snapshot: Path | None = None,
     accept: Sequence[str] = (),
     sample: int = SAMPLE,
     against: Flow[Any] | None = None,
@@ -77,6 +82,7 @@ def plan_replay(
         stores: URL of the store by stage name, from `bind`.
         generation: The live generation of a flow whose stores have no pointer yet; None for 1.
         redefine: The new states have another definition.
+        snapshot: As for `rebuild`.
         accept: `lost-records`: records that Kafka has deleted may be missing in the new states. And the risks of a run.
         sample: Differences of each stage that are kept, if the rebuild has begun.
         against: As for `swap`.
@@ -91,7 +97,7 @@ def plan_replay(
     check_accept(flow.name, stores, accept)
     with generations_of(flow, stores) as found:
         pointer = found.pointer()
-        live = _live(found, pointer, generation)
+        live = live_of(found, pointer, generation)
         redefined = _check(found, pointer, live, redefine=redefine)
         check_against(found, live, against)
         if pointer.rebuild is not None:
@@ -99,15 +105,19 @@ def plan_replay(
             steps.check_worker(found.ref(number), pointer.rebuild, Author.here(""), take_over=False)
         else:
             number = found.next_unused(max(pointer.newest, live))
-        ranges = ranges_of(found, live, number, Topics(kafka))
+        begins = beginning_of(found, pointer, live, snapshot)
+        ranges = ranges_of(found, live, number, Topics(kafka), begins.manifest if begins else None)
         check_retention(found, ranges, accept)
         keys = keys_of(found, live, progress)
         rate = reading_rate(kafka, ranges)
         differ = None
-        if found.manifest(number) is not None:
+        if found.manifest(number) is not None and begins is None:
             differ = differences(found, live, number, sample=sample, work=work, against=against, progress=progress)
-        begun = pointer.rebuild is not None
-        return ReplayPlan(flow.name, live, number, begun, redefined, ranges, keys, rate, pointer, differ)
+        origin = begins.origin if begins else pointer.rebuild.origin if pointer.rebuild else None
+        return ReplayPlan(
+            *(flow.name, live, number, pointer.rebuild is not None, redefined, ranges, keys, rate, pointer, differ),
+            snapshot=None if origin is None else origin.file,
+        )
 
 
 def rebuild(
@@ -119,6 +129,8 @@ def rebuild(
     dead_letters: str | None = None,
     generation: int | None = None,
     redefine: bool = False,
+    snapshot: Path | None = None,
+    outputs: bool | None = None,
     accept: Sequence[str] = (),
     take_over: bool = False,
     runner: Runner = run_local,
@@ -129,8 +141,8 @@ def rebuild(
 ) -> Replayed:
     """Rebuild the flow into its next generation, up to what the live one has read; or continue this rebuild.
 
-    The run of the live generation goes on. No output is sent, dead letters are held until the swap, and no group offsets
-    are committed. After a crash at any point, repeat the call.
+    The run of the live generation goes on. Nothing is sent, dead letters are held until the swap, and no group offsets are
+    committed. After a crash at any point, repeat the call.
 
     Args:
         flow: The flow, with the definition of the new states.
@@ -140,6 +152,10 @@ def rebuild(
         dead_letters: The flow's dead-letter topic. Without one the first record that cannot be used ends the rebuild.
         generation: The live generation of a flow whose stores have no pointer yet; None for 1.
         redefine: The new states have another definition.
+        snapshot: File of `headwater snapshot`, made by this definition: the rebuild begins with its states and reads what
+            comes after them. It is needed by the call that begins the rebuild. None for where the flow began.
+        outputs: True: what the flow publishes of each element is held in the store of its first stage, and sent by the
+            swap. False: it is dropped. None: as when the rebuild began, and False for a new one.
         accept: `lost-records`: records that Kafka has deleted may be missing in the new states. And the risks of a run.
         take_over: Continue the rebuild of another process, which is fenced.
         runner: What folds the records.
@@ -149,7 +165,9 @@ def rebuild(
         stop: Set it to end after the current batch.
 
     Raises:
-        RunRefusedError: It would be unsafe, or another process is at work on the rebuild.
+        UsageError: The snapshot cannot be read.
+        RunRefusedError: It would be unsafe, or another process is at work on the rebuild. Or the snapshot is of another flow
+            or definition, is ahead of the live generation, or is not the one that the rebuild began with.
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer, or another command has taken over.
     """
@@ -159,11 +177,20 @@ def rebuild(
     author = Author.here(why)
     with generations_of(flow, stores) as found:
         pointer = found.pointer()
-        live = _live(found, pointer, generation)
+        live = live_of(found, pointer, generation)
         redefined = _check(found, pointer, live, redefine=redefine)
+        begins = beginning_of(found, pointer, live, snapshot)
         if pointer.rebuild is None:  # before anything is written
-            check_retention(found, ranges_of(found, live, None, Topics(kafka)), accept)
-        pointer, note = steps.begin_rebuild(found, author, live=live, redefined=bool(redefined), take_over=take_over)
+            ranges = ranges_of(found, live, None, Topics(kafka), begins.manifest if begins else None)
+            check_retention(found, ranges, accept)
+        pointer, note = steps.begin_rebuild(
+            *(found, author),
+            live=live,
+            redefined=bool(redefined),
+            take_over=take_over,
+            origin=begins.origin if begins else None,
+            outputs=outputs,
+        )
         assert pointer.rebuild is not None
         number = pointer.rebuild.generation
         with at_work(found, author):
@@ -299,7 +326,7 @@ def rollback(
                 raise RunRefusedError(
                     f"{found.ref(pointer.rebuild.generation)}: it is being rebuilt, and not live. To give it up, use --abandon"
                 )
-            return steps.reopen(found, author)
+            return steps.reopen(found, author, pointer)
         if pointer.previous and found.manifest(pointer.previous) is not None:
             ranges = ranges_of(found, pointer.live, pointer.previous, Topics(kafka))
             check_retention(found, ranges, accept)
@@ -324,16 +351,6 @@ def abandon(flow: Flow[Any], *, stores: Mapping[str, str], why: str, take_over: 
     """
     with generations_of(flow, stores) as found:
         return steps.abandon(found, Author.here(why), take_over=take_over)
-
-
-def _live(found: Generations, pointer: Pointer, generation: int | None) -> int:
-    if not pointer.version:
-        return generation or pointer.live
-    if generation not in (None, pointer.live):
-        raise RunRefusedError(
-            f"{found.ref(generation)}: generation {pointer.live} is live. Remove `generation` from headwater.toml"
-        )
-    return pointer.live
 
 
 def _check(found: Generations, pointer: Pointer, live: int, *, redefine: bool) -> Sequence[str]:

@@ -56,12 +56,14 @@ class Rebuilt(msgspec.Struct, frozen=True):
         at_ms: When it began, in milliseconds since 1970.
         by: Who began it: user and host.
         why: The reason that was given.
+        continues: Generations whose states it began with, from a snapshot: their dead letters fill its holes as well.
     """
 
     replaces: int
     at_ms: int
     by: str
     why: str
+    continues: tuple[int, ...] = ()
 
 
 class Manifest(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from persistence.cas import (
     later,
     resolve,
 )
+from persistence.commit.faults import DROP, effect
 from persistence.errors import Fenced
 from persistence.marks import NONE, Acknowledged, Bucket, Mark, Marks, check_held
 from persistence.protocol import Capabilities, FlowRef, Manifest, Removed, StageRef, Stored, Write
@@ -143,6 +144,17 @@ class MemoryStore:
         with self._lock:
             check_manifest(flow, manifest, self._manifests.get(flow), self.installed_epoch(flow), after)
             self._manifests[flow] = manifest
+
+    def drop(self, flow: FlowRef) -> None:
+        effect(DROP, lambda: self._drop(flow))
+
+    def _drop(self, flow: FlowRef) -> None:
+        with self._lock:
+            for held in (self._stages, self._buckets, self._dues, self._removed):
+                for stage in [one for one in held if one.flow_ref == flow]:
+                    del held[stage]
+            self._manifests.pop(flow, None)
+            self._epochs.pop(flow, None)
 
     def scan(
         self, stage: StageRef, *, bucket: str | None = None, begin: bytes = b"", end: bytes | None = None

@@ -35,8 +35,8 @@ class Change(msgspec.Struct, frozen=True):
     Attributes:
         at_ms: When, in milliseconds since 1970.
         by: Who: user and host.
-        what: What was done: `rebuild`, `swap`, `rollback` or `abandon`.
-        generation: The generation that it was done to: the one rebuilt or abandoned, or the one that became live.
+        what: What was done: `rebuild`, `swap`, `rollback`, `abandon` or `drop`.
+        generation: The generation that it was done to: the one rebuilt, abandoned or dropped, or the one that became live.
         why: The reason that was given.
     """
 
@@ -51,6 +51,20 @@ class Change(msgspec.Struct, frozen=True):
         return f"{at} {self.what} of generation {self.generation} by {self.by}: {self.why}"
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """The snapshot that a rebuild begins with.
+
+    Attributes:
+        file: Absolute path of the file, on the machine that began the rebuild.
+        checksum: SHA-256 of the file up to its end, as hexadecimal text.
+        generations: The generation that it was made of, then those whose snapshots that one began with.
+    """
+
+    file: str
+    checksum: str
+    generations: tuple[int, ...]
+
+
 class Rebuild(msgspec.Struct, frozen=True):
     """A generation that `headwater replay` rebuilds.
 
@@ -59,12 +73,16 @@ class Rebuild(msgspec.Struct, frozen=True):
         replaces: The generation that was live when the rebuild began.
         worker: The process that is at work on it, as HOST/PID; empty when none is.
         redefined: The definition differs from that of the live generation.
+        origin: The snapshot that it begins with; None if it begins where the flow began.
+        outputs: Its outputs are held, and sent by the swap; otherwise they are dropped.
     """
 
     generation: int
     replaces: int
     worker: str = ""
     redefined: bool = False
+    origin: Origin | None = None
+    outputs: bool = False
 
 
 class Pointer(msgspec.Struct, frozen=True):
@@ -74,10 +92,10 @@ class Pointer(msgspec.Struct, frozen=True):
         version: Number of changes; 0 if the stores have no pointer.
         live: The live generation.
         previous: The generation that was live before; 0 if none was.
-        newest: The highest generation that was ever live or rebuilt.
+        newest: The highest generation that was ever rebuilt, or live by a swap. One above it may be run by hand.
         closing: The generation that is being replaced as live, on which no run begins any more; 0 if none is.
         rebuild: The rebuild that is not swapped or abandoned yet; None if there is none.
-        changes: The last `MOST_CHANGES` changes, oldest first.
+        changes: The last `MOST_CHANGES` changes, oldest first, and always the one that began the rebuild under way.
         schema: Version of this layout.
     """
 
@@ -92,7 +110,11 @@ class Pointer(msgspec.Struct, frozen=True):
 
     def noting(self, change: Change) -> "Pointer":
         """The pointer with one more change in its list."""
-        return msgspec.structs.replace(self, changes=(*self.changes, change)[-MOST_CHANGES:])
+        changes = [*self.changes, change]
+        began = None if self.rebuild is None else ("rebuild", self.rebuild.generation)
+        while len(changes) > MOST_CHANGES:
+            del changes[(changes[0].what, changes[0].generation) == began]
+        return msgspec.structs.replace(self, changes=tuple(changes))
 
 
 _encoder = msgspec.json.Encoder()

@@ -163,6 +163,11 @@ class StateStore(Protocol):
       32. `due` yields the keys of the states of a stage that are due after one time and at or before another, each once,
           as a stream. While states of the stage are written or removed, some may be missing, or occur twice.
 
+    Generations
+      33. `drop` removes everything that the store has of a generation: states, marks, manifest and epoch, and nothing of
+          others. The epoch leaves last, so a call that was interrupted is repeated. Afterwards writes of all its earlier
+          runs raise `Terminal` (6). Whether the number can be used again depends on the store.
+
     Parts of a scan
       27. With `begin` and `end`, `scan` yields only the keys from `begin` up to but not including `end`, in the order
           of their bytes. With `bucket`, one of `marks`, it yields only the states of this bucket: the scans of all
@@ -289,6 +294,13 @@ class StateStore(Protocol):
         Raises:
             StoreWentBack: The manifest in the store is older than that.
             Fenced: A higher epoch is installed, or a later batch of this epoch has been saved.
+        """
+        ...
+
+    def drop(self, flow: FlowRef) -> None:
+        """Remove everything that the store has of a generation; nothing if there is nothing.
+
+        No run may be at work on it: an epoch that was acquired for this fences them.
         """
         ...
 

@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from aggregations.definition.flow import Flow
+from aggregations.engine.held import Rebuilding
 from aggregations.engine.job import Exclusion, Job, RecordAtStage, TaskReport, newly_failed
 from aggregations.engine.journal import Dropped, Journal, entry_of
 from aggregations.engine.opening import Opening
@@ -25,6 +26,7 @@ from aggregations.per_message.times import times_in
 from aggregations.report import Report
 from aggregations.run.closing import with_closing
 from aggregations.run.final import FinalSnapshots
+from aggregations.run.held_outputs import hold_outputs
 from aggregations.run.incarnations import merge_incarnations
 from aggregations.run.retire import Retirement
 from aggregations.run.turns import begin_batch
@@ -78,7 +80,7 @@ class Batches:
         stop: Set to end the run: a batch that waits for a retry is left to the next run.
         journal: The flow's journal; None if it has none.
         sends: Send outputs and dead letters; otherwise they are only counted.
-        held: Hold dead letters that are not sent.
+        rebuilding: The run is that of a rebuild, which holds what it does not send; None for any other run.
 
     Attributes:
         total: What the tasks of all committed batches reported.
@@ -99,7 +101,7 @@ class Batches:
         stop: threading.Event,
         journal: Journal | None = None,
         sends: bool = True,
-        held: bool = False,
+        rebuilding: Rebuilding | None = None,
     ) -> None:
         self.total = TaskReport()
         self._flow = flow
@@ -123,7 +125,7 @@ class Batches:
         self._warned = False
         self._journal = journal
         self._sends = sends
-        self._held = held
+        self._rebuilding = rebuilding
         self._tries = 0
 
     def commit_batch(self, tasks: Sequence[Slot], ends: Mapping[TopicPartition, int]) -> None:
@@ -182,9 +184,15 @@ class Batches:
             )
 
     def _publish_closed(self, stage: str, outputs: Sequence[OutputMessage]) -> None:
-        """Produce the states of a stage's windows that have closed."""
+        """Produce the states of a stage's windows that have closed; in a rebuild, hold them."""
         if self._sends:
             effect(close_of(stage), lambda: produce_outputs(self._kafka, outputs))
+        elif self._rebuilding is not None:
+            effect(close_of(stage), lambda: self._hold_closed(outputs))
+
+    def _hold_closed(self, outputs: Sequence[OutputMessage]) -> None:
+        run, store = self._run, self._run.stores[self._flow.stage_names[0]]
+        hold_outputs(store, run.ref, outputs, epoch=run.epoch, batch=run.batch, attempt=next(self._jobs))
 
     def leave(self, counts: Report) -> None:
         """Publish the windows that have closed, then remove the states that are due."""
@@ -357,5 +365,6 @@ class Batches:
             removed=self._final.closed(self._retirement.removed),
             journaled=self._journal is not None,
             sends=self._sends,
-            held=self._held,
+            held=self._rebuilding is not None,
+            outputs_held=self._rebuilding is not None and self._rebuilding.outputs,
         )

@@ -34,7 +34,6 @@ from aggregations.definition.aggregates import At
 from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate, Stage
-from aggregations.definition.folds import Fold
 from aggregations.definition.inputs import SiblingPolicy
 from aggregations.definition.operators import emit_input
 from aggregations.engine.job import Exclusion
@@ -49,7 +48,7 @@ from aggregations.per_message.emitting import emitted_types
 from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.stage import KeyState, StageOutcome, fold_stage
 from aggregations.run.states import state_of, writes_of
-from envelope import Node, Verdict
+from envelope import EnvelopeError, Node, Verdict
 from persistence.protocol import Stored, Write
 
 
@@ -59,6 +58,20 @@ class _Input(NamedTuple):
     lanes: Ints
     positions: list[Ints]
     places: list[Lane]
+
+
+class _Inputs(NamedTuple):
+    """Inputs of `Fields`.
+
+    Attributes:
+        columns: As columns; None if the state is needed after each message, or if their values have no common type.
+        broken: Rows whose inputs cannot be computed.
+        values: The inputs of each row, or the error, where they are not columns.
+    """
+
+    columns: pl.DataFrame | None
+    broken: Mask
+    values: Sequence[Mapping[str, Any] | EnvelopeError] = ()
 
 
 class ColumnarFold:
@@ -106,18 +119,14 @@ class ColumnarFold:
     def run(self) -> "ColumnarFold":
         fold, job, names = self.aggregate.fold, self.work.job, known_names()
         entering = self._input()
-        known = self._inputs(fold) if isinstance(fold, Fields) else None
-        if self.aggregate.makes or (isinstance(fold, Fields) and known is None):
-            # A function gets the state after each message, or inputs made of a function's values have no common type.
+        inputs = self._inputs(fold) if isinstance(fold, Fields) else _Inputs(None, self._none())
+        members, kinds, refused, columns = None, [TEXT], inputs.broken, inputs.columns
+        if isinstance(fold, Fields) and columns is not None:
+            members, kinds = list(fold.fields), kinds_of(fold, columns.schema)
+            refused = refused | unfit_rows(fold, columns, self.frame.height)
+        elif isinstance(self.aggregate.emit, Emit):
             self._one_by_one(np.ones(len(self.keys), np.bool_))
             return self
-        if isinstance(fold, Fields) and known is not None:
-            inputs, broken = known
-            members, kinds = list(fold.fields), kinds_of(fold, inputs.schema)
-            refused = broken | unfit_rows(fold, inputs, self.frame.height)
-        else:
-            members, kinds = None, [TEXT]
-            refused = np.zeros(self.frame.height, np.bool_)
         if self.aggregate.sessions is None:
             form = form_of(self.stage.definition, members, kinds)
         else:
@@ -138,16 +147,16 @@ class ColumnarFold:
             refused=refused,
         )
         groups = self._groups(judged, before, members, kinds)
-        if isinstance(fold, Fields):
-            folded = groups.of_keys(self._folded(fold, kinds, inputs, entering, groups))
+        if isinstance(fold, Fields) and columns is not None:
+            folded = groups.of_keys(self._folded(fold, kinds, columns, entering, groups))
         else:
-            folded = groups.of_keys(self._called(fold, groups))
+            folded = groups.of_keys(self._called(inputs, entering, groups))
         self.accepted = judged.fold.copy()
         apart = np.zeros(len(self.keys), np.bool_)
         apart[self.codes[judged.pure]] = True
         apart |= folded.unfit
-        if isinstance(fold, Fields) and isinstance(self.aggregate.emit, Emit):
-            self._emit(fold, self.aggregate.emit, kinds, inputs, entering, groups, apart)
+        if isinstance(fold, Fields) and columns is not None and isinstance(self.aggregate.emit, Emit):
+            self._emit(fold, self.aggregate.emit, kinds, columns, entering, groups, apart)
         elif apart.any():
             self._one_by_one(apart)
         count_verdicts(self.work, self.stage.name, self.rows, judged.verdicts, ~judged.fold, ~apart[self.codes])
@@ -164,21 +173,26 @@ class ColumnarFold:
             self.work.report.counts.keyless += Counter({self.stage.name: int(wide.sum())})
         return _Input(lanes, positions_at_stage(self.frame, self.rows.signatures), places)
 
-    def _inputs(self, fields: Fields) -> tuple[pl.DataFrame, Mask] | None:
-        """Inputs of the fields, and the rows whose inputs cannot be computed; None if they are not columns."""
+    def _inputs(self, fields: Fields) -> "_Inputs":
+        """Inputs of the fields."""
         names = fields.inputs()
         if self.rows.values is None:
+            columns = self.frame.select(pl.col(f"{INPUT}{name}").alias(name) for name in names)
             broken: Mask = self.frame.get_column(BROKEN).to_numpy() != 0
-            return self.frame.select(pl.col(f"{INPUT}{name}").alias(name) for name in names), broken
-        if self.aggregate.emit is not None:
-            return None
+            if not self.aggregate.makes:
+                return _Inputs(columns, broken)
+            return _Inputs(None, broken, columns.to_dicts() if names else [{}] * self.frame.height)
         elements = list(self.work.elements(self.frame, self.rows.signatures, self.rows.values))
-        made = made_inputs(evaluate_elements(elements, names, None), names)
+        found = evaluate_elements(elements, names, None)
+        made = made_inputs(found, names) if self.aggregate.emit is None else None
         with suppress(FlowError):  # a type that a field does not accept: each row is rejected with its reason
             if made is not None:
                 fields.check(made[0].schema)
-                return made
-        return None
+                return _Inputs(*made)
+        return _Inputs(None, np.array([isinstance(one, EnvelopeError) for one in found], np.bool_), found)
+
+    def _none(self) -> Mask:
+        return np.zeros(self.frame.height, np.bool_)
 
     def _groups(
         self, judged: Judged, before: StoredStates, members: Sequence[str] | None, kinds: Sequence[int]
@@ -229,10 +243,15 @@ class ColumnarFold:
         kept = made.passes & ~apart[self.codes[rows]]
         self.columns = rows[kept], made.columns.filter(pl.Series(kept))
 
-    def _called(self, fold: Fold[Any], groups: Groups) -> Folded:
-        """The same for a fold in plain Python."""
-        elements = self.work.elements(self.frame[groups.rows], self.rows.signatures, self.rows.values)
-        return fold_elements(fold, elements, groups.codes, groups.states)
+    def _called(self, inputs: "_Inputs", entering: "_Input", groups: Groups) -> Folded:
+        """The same by calls of the fold and of `emit`."""
+        fold, rows = self.aggregate.fold, groups.rows
+        elements = self.work.elements(self.frame[rows], self.rows.signatures, self.rows.values)
+        found = [inputs.values[row] for row in rows.tolist()] if inputs.values else []
+        at = self._at(fold, entering, rows) if isinstance(fold, Fields) else None
+        folded, passed = fold_elements(self.aggregate, elements, groups.codes, groups.states, found, at)
+        self.emitted.update(zip(rows.tolist(), passed, strict=False))
+        return folded
 
     def _write(
         self,
@@ -328,9 +347,9 @@ class ColumnarFold:
             return Rows(frame.filter(pl.Series(self.accepted)), self.rows.signatures, self.rows.values)
         if self.columns is not None:
             return self._with_columns(frame, *self.columns)
-        sizes = np.array([len(self.emitted[row]) for row in range(frame.height)], np.int64)
+        sizes = np.array([len(self.emitted.get(row, ())) for row in range(frame.height)], np.int64)
         frame = numbered(frame[np.repeat(np.arange(frame.height), sizes)], sizes)
-        values = [value for row in range(len(sizes)) for value in self.emitted[row]]
+        values = [value for row in range(len(sizes)) for value in self.emitted.get(row, ())]
         return Rows(with_values(frame, values)[0], self.rows.signatures, values)
 
     def _with_columns(self, frame: pl.DataFrame, rows: Ints, columns: pl.DataFrame) -> Rows:

@@ -11,6 +11,7 @@ from typing import Any
 from aggregations.definition.flow import Flow
 from aggregations.engine.batches import Batches, Executor
 from aggregations.engine.group_offsets import GroupOffsets
+from aggregations.engine.held import Rebuilding
 from aggregations.engine.journal import Journal
 from aggregations.engine.opening import Opening
 from aggregations.engine.partition_watch import PartitionWatch
@@ -66,7 +67,7 @@ class Engine:
         metadata_max_age: Seconds for which producers may not know of new partitions.
         journal: Topic of the flow's journal; None if it has none.
         sends: Send outputs and dead letters; otherwise they are only counted.
-        held: Hold dead letters that are not sent.
+        rebuilding: The run is that of a rebuild, which holds what it does not send; None for any other run.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Engine:
         metadata_max_age: float,
         journal: str | None = None,
         sends: bool = True,
-        held: bool = False,
+        rebuilding: Rebuilding | None = None,
     ) -> None:
         self.flow = flow
         self.run = opening.run
@@ -101,7 +102,7 @@ class Engine:
             stop=stop,
             journal=self._journal,
             sends=sends,
-            held=held,
+            rebuilding=rebuilding,
         )
         self._sources = [Source(opening.topics, topic, widens=not flow.keeps_order) for topic in opening.run.sources]
         self._turns = Turns(opening.run)

@@ -2,7 +2,9 @@
 
 They cannot be dropped. A dead letter belongs to the generation that rejected its record, so those of the live generation
 do not fill the holes of the rebuild. Outputs can: the rebuild reads no record beyond the live generation's manifest, and
-that generation published the outputs of these records before it wrote the manifest.
+that generation published the outputs of these records before it wrote the manifest. If the new definition makes other
+outputs, they can be held as well (`aggregations.run.held_outputs`). States of windows that have closed always are: the
+rebuild may have other ones than the live generation.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,16 +29,18 @@ HELD: Final = "headwater.held"
 
 @dataclass(frozen=True, slots=True)
 class Rebuilding:
-    """What is different in the run of a rebuild: no output leaves, dead letters are held, no group offsets are committed.
+    """What is different in the run of a rebuild: nothing is sent, dead letters are held, no group offsets are committed.
 
     Attributes:
         note: The note in its manifests.
         until: Offset after the last record that the live generation has committed, by topic and partition. The rebuild
             reads no record beyond it.
+        outputs: Outputs are held; otherwise they are only counted.
     """
 
     note: Rebuilt
     until: Mapping[TopicPartition, int]
+    outputs: bool = False
 
 
 class HeldLetter(msgspec.Struct, frozen=True):

@@ -85,6 +85,7 @@ class Job:
         journaled: Tasks note which records they drop.
         sends: Outputs and dead letters are sent; otherwise they are only counted.
         held: Dead letters that are not sent are held in the store (`aggregations.engine.held`).
+        outputs_held: So are outputs (`aggregations.run.held_outputs`).
     """
 
     flow: Flow[Any]
@@ -119,6 +120,7 @@ class Job:
     journaled: bool = False
     sends: bool = True
     held: bool = False
+    outputs_held: bool = False
 
     @property
     def folds_while_reading(self) -> bool:
@@ -216,8 +218,8 @@ def shared_key(job: Job, stage: Stage, topic: str = "") -> SharedKeyError:
     return SharedKeyError(
         f"{where} two partitions of {topic}. From now on this "
         "run brings all records of a key together before it folds them. If partitions were added, nothing else is "
-        "needed. If the topic is not partitioned by the stage's key, rebuild into a new generation (--generation) with "
-        "co_partitioned=False; this generation would fold copies a second time",
+        "needed. If the topic is not partitioned by the stage's key, rebuild the flow with co_partitioned=False "
+        "(`headwater replay --redefine`); this generation would fold copies a second time",
         topic,
     )
 

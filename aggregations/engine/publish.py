@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from confluent_kafka import Consumer, TopicPartition
 
 from aggregations.definition.element import Record
-from aggregations.engine.clients import NEEDED, max_message_bytes, producer_of
+from aggregations.engine.clients import NEEDED, max_message_bytes, producer_of, store_of
 from aggregations.engine.held import hold
 from aggregations.engine.job import Job
 from aggregations.engine.path import Work
 from aggregations.errors import RunRefusedError
 from aggregations.per_message.dead_letters import RejectedRecord
 from aggregations.per_message.publishing import OutputMessage
+from aggregations.run.held_outputs import hold_outputs
 from envelope.deadletter import DeadLetterHeaders, Form, dead_letter_record
 from persistence.commit.faults import DEAD_LETTER, effect
 from persistence.commit.steps import CommitStep
@@ -29,7 +30,8 @@ _SILENCE_SECONDS = 30.0
 def publish(work: Work) -> None:
     """Produce the outputs and dead letters of a task and return when all are acknowledged; count them.
 
-    Of a job that sends nothing they are only counted, and of a rebuild the dead letters are held.
+    Of a job that sends nothing they are only counted. Of a rebuild the dead letters are held, and the outputs if this was
+    asked for.
 
     Raises:
         BrokerError: One was not acknowledged.
@@ -38,6 +40,8 @@ def publish(work: Work) -> None:
     dead = list(work.collector.dead.values())
     if work.job.sends:
         effect(CommitStep.PUBLISH, lambda: produce_outputs(work.job.kafka, work.outputs))
+    elif work.job.outputs_held:
+        effect(CommitStep.PUBLISH, lambda: _hold(work.job, work.outputs))
     if dead and (work.job.sends or work.job.held):
         effect(DEAD_LETTER, lambda: _dead_letters(work.job, dead))
     work.report.counts.outputs += len(work.outputs)
@@ -71,6 +75,13 @@ def produce_outputs(kafka: KafkaSettings, outputs: Sequence[OutputMessage]) -> N
         for start in range(0, len(messages), _SLICE):
             producer.send_many(topic, messages[start : start + _SLICE])
     producer.flush()
+
+
+def _hold(job: Job, outputs: Sequence[OutputMessage]) -> None:
+    """Hold outputs of a rebuild. The swap publishes all states, so it needs no snapshots of them."""
+    if made := [one for one in outputs if one.own is not None]:
+        store = store_of(next(iter(job.urls.values())))
+        hold_outputs(store, job.ref, made, epoch=job.epoch, batch=job.batch, attempt=job.serial)
 
 
 def _dead_letters(job: Job, dead: Sequence[RejectedRecord]) -> None:

@@ -1,5 +1,6 @@
-"""Folds in plain Python over columns: one call per accepted message, one copy of the state per key and batch."""
+"""Folds and `emit` in plain Python over columns: one call per accepted message, one copy of the state per key and batch."""
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,40 +12,71 @@ from aggregations.columns.elements import Elements
 from aggregations.columns.fold import Folded
 from aggregations.columns.record_text import Values
 from aggregations.columns.records import States, Texts
-from aggregations.definition.folds import Fold, is_state
+from aggregations.definition.aggregates import At
+from aggregations.definition.emit import Emit
+from aggregations.definition.fields import Fields
+from aggregations.definition.flow import Aggregate
+from aggregations.definition.folds import Fold, check_state
 from aggregations.per_message.folding import copied
+from envelope import EnvelopeError
+
+_NOWHERE: At = ((), "")
 
 
-def fold_elements(fold: Fold[Any], elements: Elements, codes: Ints, stored: States) -> Folded:
+def fold_elements(
+    stage: Aggregate,
+    elements: Elements,
+    codes: Ints,
+    stored: States,
+    inputs: Sequence[Mapping[str, Any] | EnvelopeError] = (),
+    at: Sequence[At] | None = None,
+) -> tuple[Folded, list[list[Any]]]:
     """Fold accepted elements.
 
     Args:
-        fold: The fold.
+        stage: The stage. If its fold is `Fields`, it is computed without columns, for the values that `emit` gets.
         elements: The elements; those of one key together, in the order in which they are folded.
         codes: Number of each element's key.
         stored: The states before.
+        inputs: Inputs of the `Fields` for each element.
+        at: Position and lane of each element, if a field is ordered.
 
     Returns:
-        The new states. Unfit are the keys whose fold raised or returned something that is not a state: the per-message
-        code finds the elements that it cannot fold.
+        The new states, and what the function `emit` makes of each element. Unfit are the keys whose fold or `emit` raised
+        or returned something that is not a state: the per-message code finds the elements that it cannot fold.
     """
-    keys = len(stored.exists)
+    keys, fold, emit = len(stored.exists), stage.fold, stage.emit
+    assert not isinstance(emit, Emit)
     values, unfit = Values.of(1, keys), np.zeros(keys, np.bool_)
-    texts = Texts(values)
+    texts, passed = Texts(values), [[] for _ in codes] if emit is not None else list[list[Any]]()
     bounds = [*np.flatnonzero(np.diff(codes, prepend=-1)).tolist(), len(codes)]
-    step, at = fold.fold, elements.__getitem__
     for start, end in pairwise(bounds):
         code = int(codes[start])
         # The fold may change its state in place: this copy is its own.
         state = msgspec.json.decode(stored.text(0, code)) if stored.exists[code] else copied(fold.zero())
         try:
             for row in range(start, end):
-                state = step(state, at(row))
-                if not is_state(state):
-                    unfit[code] = True
-                    break
+                if isinstance(fold, Fields):
+                    state = fold.add(state, _usable(inputs[row]), _NOWHERE if at is None else at[row])
+                else:
+                    state = _called(fold, state, elements[row])
+                if emit is not None:
+                    # Also by value: emitted elements must not change when the state changes later.
+                    passed[row] = list(emit(elements[row], copied(state)))
         except Exception:  # user code may raise anything
             unfit[code] = True
         if not unfit[code]:
             texts.put(0, code, state)
-    return Folded(values, texts.joined(), unfit)
+    return Folded(values, texts.joined(), unfit), passed
+
+
+def _called(fold: Fold[Any], state: Any, element: Any) -> Any:
+    state = fold.fold(state, element)
+    check_state(state)
+    return state
+
+
+def _usable(inputs: Mapping[str, Any] | EnvelopeError) -> Mapping[str, Any]:
+    if isinstance(inputs, EnvelopeError):
+        raise inputs
+    return inputs

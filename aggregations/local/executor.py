@@ -4,11 +4,9 @@ The steps are those of Spark's tasks, in the same order, as plain calls: all sta
 published, everything is published before anything is persisted, and the last stage is persisted first.
 """
 
-import gc
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, Final
 
 import pyarrow as pa
@@ -26,6 +24,7 @@ from aggregations.engine.retry import StoppedError
 from aggregations.engine.roots import check_source
 from aggregations.per_message.ledger import UnlistedError
 from envelope.dedup.lineage import position_order
+from persistence.garbage import no_collection
 from persistence.kafka import KafkaSettings
 from persistence.protocol import Write
 
@@ -78,7 +77,7 @@ class LocalExecutor:
             StoppedError: It was cancelled.
         """
         try:
-            with _no_collection():
+            with no_collection():
                 return self._execute(job), []
         except (StoppedError, KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
@@ -151,18 +150,6 @@ class LocalExecutor:
                 compiled=compiled,
             )
         return self._fetchers[topic]
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Collect no garbage: a batch makes many objects and no cycles, and collection costs half as much as histories."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _load() -> Path:

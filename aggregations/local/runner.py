@@ -105,7 +105,7 @@ def run_local(
         metadata_max_age=metadata_max_age,
         journal=journal,
         sends=rebuilding is None,
-        held=rebuilding is not None,
+        rebuilding=rebuilding,
     ) as engine:
         return engine.stream(
             until_caught_up=until_caught_up,

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 from aggregations.definition.flow import END_OF_FLOW
 from aggregations.per_message.times import Times
 from envelope import Lineage, Node, Position, Route, Standing, TopicPartition
+from envelope.deadletter import DeadLetterHeaders
 from envelope.dedup.lanes import group_of
 from envelope.dedup.lineage import Redriven, died_in, event_of, position_order
 from envelope.redrive import Redrive
@@ -100,6 +101,7 @@ class Ledger:
         listed: Positions by group and stage.
         forgotten: Number of dead letters by stage beyond the limit of the list.
         seen: Highest position read, by route; None if there are too many routes, or if it was not kept from the start.
+        earlier: Generations of the same definition whose states it began with; see `Rebuilt.continues`.
     """
 
     flow: str
@@ -107,22 +109,23 @@ class Ledger:
     listed: Mapping[str, Mapping[str, frozenset[Position]]] = field(default_factory=dict)
     forgotten: Mapping[str, int] = field(default_factory=dict)
     seen: Mapping[str, Position] | None = field(default_factory=dict)
+    earlier: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, flow: str, generation: int, manifest: Manifest | None) -> "Ledger":
+    def of(cls, flow: str, generation: int, manifest: Manifest | None, earlier: tuple[int, ...] = ()) -> "Ledger":
         """The ledger from a manifest."""
         if manifest is None:
-            return cls(flow, generation)
+            return cls(flow, generation, earlier=earlier)
         listed = {
             stage: {group: frozenset(map(tuple, positions)) for group, positions in groups.items()}
             for stage, groups in manifest.dead.items()
         }
         seen = None if manifest.seen is None else {route: tuple(at) for route, at in manifest.seen.items()}
-        return cls(flow, generation, listed, manifest.forgotten, seen)
+        return cls(flow, generation, listed, manifest.forgotten, seen, earlier)
 
-    def mine(self, redrive: Redrive) -> bool:
-        """Whether this generation of this flow rejected a redriven record."""
-        return (redrive.application, redrive.generation) == (self.flow, self.generation)
+    def mine(self, rejected: Redrive | DeadLetterHeaders) -> bool:
+        """Whether this generation of this flow, or one that it began with, rejected a record."""
+        return rejected.application == self.flow and rejected.generation in (self.generation, *self.earlier)
 
     def entries(
         self,
@@ -195,7 +198,7 @@ class Ledger:
         seen = None if self.seen is None else highest(self.seen, changes.seen)
         if seen is not None and len(seen) > ROUTES:
             seen = None
-        after = Ledger(self.flow, self.generation, {k: v for k, v in kept.items() if v}, forgotten, seen)
+        after = replace(self, listed={k: v for k, v in kept.items() if v}, forgotten=forgotten, seen=seen)
         return after.levelled() if self._widened(changes.seen) else after
 
     def levelled(self) -> "Ledger":
@@ -287,7 +290,7 @@ def merged(ledgers: Iterable[Ledger]) -> Ledger:
         }
         seen = None if first.seen is None or other.seen is None else highest(first.seen, other.seen)
         whole = first.changed(Changes(added=entries))
-        first = Ledger(first.flow, first.generation, whole.listed, forgotten, seen)
+        first = replace(first, listed=whole.listed, forgotten=forgotten, seen=seen)
     return first
 
 

@@ -96,7 +96,7 @@ def new_columns(step: Lookup, row: Row | None) -> dict[str, Any]:
     if row is not None and (lacking := sorted({*step.columns.values()} - row.keys())):
         raise RunRefusedError(
             f"table {step.table} has rows without {', '.join(lacking)}: an earlier definition of the flow did not look it up. "
-            "Rebuild into a new generation (--generation)"
+            "Rebuild the flow (`headwater replay --redefine`)"
         )
     return {name: None if row is None else row[of] for name, of in step.columns.items()}
 

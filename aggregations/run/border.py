@@ -49,10 +49,10 @@ def check_whole(ref: FlowRef, manifests: Iterable[tuple[str, Manifest | None]]) 
     Raises:
         RunRefusedError: A restore into one of them was interrupted, or is at work.
     """
-    if any(manifest.restoring for _, manifest in manifests if manifest is not None):
-        raise RunRefusedError(
-            f"{ref}: a snapshot is being restored, or this was interrupted. Repeat `headwater restore` with the same file"
-        )
+    found = [manifest for _, manifest in manifests if manifest is not None and manifest.restoring]
+    if found:
+        remedy = "`headwater replay --apply`" if found[0].rebuilt else "`headwater restore` with the same file"
+        raise RunRefusedError(f"{ref}: a snapshot is being restored, or this was interrupted. Repeat {remedy}")
 
 
 def check_unchanged(run: Run, what: str) -> None:

@@ -49,7 +49,7 @@ def check_stores(
                 Risk.DOWNSTREAM_BEHIND,
                 f"flow {flow}: the store of stage {down} is behind that of stage {up} at {places}: it lost data, and a "
                 f"replay would not restore the data because stage {up} would drop the records as duplicates",
-                "Restore the store, or rebuild into a new generation (--generation)",
+                "Restore the store, or rebuild the flow (`headwater replay`)",
             )
         )
     findings += _added(flow, manifests, definitions, homes)
@@ -74,7 +74,7 @@ def check_turns(flow: str, manifests: Sequence[tuple[str, Manifest | None]]) -> 
             Risk.STORE_WENT_BACK,
             f"flow {flow}: the store of stage {up} is {below.batch - above.batch} batches behind that of stage {down}: it "
             "lost data, and a replay would look up other rows, or pass on other records, than these batches did",
-            "Restore all stores of the flow from backups of the same moment, or rebuild into a new generation",
+            "Restore all stores of the flow from backups of the same moment, or rebuild the flow (`headwater replay`)",
         )
         for (up, above), (down, below) in pairwise(known)
         if below.batch > above.batch + 1
@@ -96,7 +96,7 @@ def _added(
         unsafe(
             Risk.STAGE_ADDED,
             f"flow {flow} first ran without stage {stage} in its store: the stage was added, renamed or bound to another store",
-            "Rebuild into a new generation (--generation), or bind the stage to its earlier store (--store)",
+            "Rebuild the flow (`headwater replay --redefine`), or bind the stage to its earlier store (--store)",
         )
         for stage in definitions
         if stage in added
@@ -122,7 +122,7 @@ def _changed(
     A definition with further sources continues the states.
     """
     remedy = (
-        "Rebuild into a new generation (--generation), or accept the risk if old and new states mean the same and source, "
+        "Rebuild the flow (`headwater replay --redefine`), or accept the risk if old and new states mean the same and source, "
         "siblings and co_partitioned are unchanged; otherwise copies are folded again"
     )
     known = [manifest.definitions for _, manifest in manifests if manifest]
@@ -228,7 +228,7 @@ def check_marks(
             Risk.STORE_WENT_BACK,
             f"flow {flow}: {len(lost)} buckets of its stores lost acknowledged states ({places}), and a "
             "replay would not restore them",
-            "Restore all stores of the flow from backups of the same moment, or rebuild into a new generation",
+            "Restore all stores of the flow from backups of the same moment, or rebuild the flow (`headwater replay`)",
         )
     ]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any, TypeAlias
 
 from aggregations.definition.element import Record
@@ -24,6 +25,7 @@ from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.run.closing import IdlePartitions, with_closing
 from aggregations.run.final import FinalSnapshots
+from aggregations.run.held_outputs import hold_outputs
 from aggregations.run.incarnations import Incarnations
 from aggregations.run.results import results_of
 from aggregations.run.retire import Retirement
@@ -73,6 +75,20 @@ class _Batch:
         ]
 
 
+class _Holding:
+    """Holds outputs of a rebuild in its store."""
+
+    _attempts = count(1)
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def __call__(self, outputs: Sequence[OutputMessage]) -> None:
+        run = self._run
+        store, attempt = run.stores[run.flow.stage_names[0]], next(self._attempts)
+        hold_outputs(store, run.ref, outputs, epoch=run.epoch, batch=run.batch, attempt=attempt)
+
+
 class MemoryRunner:
     """Runs a flow message by message in this process, with the real commit order.
 
@@ -91,7 +107,8 @@ class MemoryRunner:
         clock: Returns the time in seconds since 1970.
         metadata_max_age: Seconds for which producers may not know of new partitions.
         generation: Generation of the states; None for the live one.
-        rebuilt: The run is that of a rebuild, with this note; the caller does not pass its outputs on.
+        rebuilt: The run is that of a rebuild, with this note: states of windows that have closed are held in the store.
+        holds: Its outputs are held as well (`aggregations.run.held_outputs`); the caller does not pass on `outputs`.
 
     Raises:
         FlowError: The flow has no source or no stage, a stage has no store, or an argument has the wrong type.
@@ -117,6 +134,7 @@ class MemoryRunner:
         metadata_max_age: float = METADATA_MAX_AGE_SECONDS,
         generation: int | None = None,
         rebuilt: Rebuilt | None = None,
+        holds: bool = False,
     ) -> None:
         stores = bind(flow, stores)
         check_accept(flow.name, stores, accept)
@@ -133,10 +151,10 @@ class MemoryRunner:
         self._idle = IdlePartitions({name: topic.idle_seconds for name, topic in flow.topics.items()})
         self.run.doubted(ends or {})
         self._retirement = Retirement(self.run)
-        outputs = self.outputs  # a reference to the runner would keep its stores open until the collector runs
-        self._final = FinalSnapshots(
-            self.run, lambda stage, made: effect(close_of(stage), lambda: outputs.extend(made))
-        )
+        self._holds = _Holding(self.run) if holds else None
+        # A reference to the runner would keep its stores open until the collector runs.
+        keep = self.outputs.extend if rebuilt is None else _Holding(self.run)
+        self._final = FinalSnapshots(self.run, lambda stage, made: effect(close_of(stage), lambda: keep(made)))
         self._leave(self.report)  # what a crashed run left
 
     def process(self, records: Iterable[Record]) -> Report:
@@ -170,7 +188,9 @@ class MemoryRunner:
         Raises:
             RunRefusedError: Some records of the batch to be repeated are missing.
         """
-        ends = self.unfinished
+        if not (ends := self.unfinished):
+            yield found
+            return
         first = {at: one for at, one in found.items() if at[2] < ends.get(TopicPartition(at[0], at[1]), 0)}
         if (given := _ends_of(first)) != ends:
             missing = [f"{at.topic}:{at.partition} up to {end}" for at, end in ends.items() if given.get(at) != end]
@@ -178,8 +198,9 @@ class MemoryRunner:
                 f"flow {self.flow.name}: a crashed run may have passed on records of {', '.join(missing)}. Pass the whole "
                 "batch: in another batch, a filter over all partitions would pass on other records"
             )
-        rest = {at: one for at, one in found.items() if at not in first} if first else found
-        yield from [one for one in (first, rest) if one] or [found]
+        yield first
+        if rest := {at: one for at, one in found.items() if at not in first}:
+            yield rest
 
     def _commit(self, part: Flow[Any], found: _Records) -> Report:
         """Fold and commit the records of one part of the flow."""
@@ -312,6 +333,8 @@ class MemoryRunner:
 
     def _publish(self, batch: _Batch) -> None:
         self.outputs += batch.outputs
+        if self._holds is not None:
+            self._holds([one for one in batch.outputs if one.own is not None])
         batch.report.outputs = len(batch.outputs)
         if batch.collector.dead:
             effect(DEAD_LETTER, lambda: self.dead_letters.extend(batch.dead_letters()))

@@ -11,18 +11,17 @@ from typing import Any
 
 import msgspec
 
-from aggregations.definition.flow import Flow, Stage
-from aggregations.definition.windows import Window
+from aggregations.definition.flow import Flow
 from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
 from aggregations.run.begin import opened
 from aggregations.run.border import manifest_alone
 from aggregations.run.live import check_live, make_live, settle_pointer
 from aggregations.run.run import Run
-from aggregations.run.states import renewed_due, state_of
+from aggregations.run.states import due_of
 from persistence.commit.faults import EPOCH, RESTORE, effect
 from persistence.epochs import take_epoch
-from persistence.manifest import Manifest
-from persistence.protocol import Stored, Write
+from persistence.manifest import Manifest, Rebuilt
+from persistence.protocol import Write
 from persistence.snapshot_file import Header, SnapshotReader
 
 
@@ -72,10 +71,41 @@ def restore_states(
         StoreError: A store does not answer. Repeat the restore.
     """
     header, manifest = snapshot.header, snapshot.header.manifest
-    _check_flow(flow, header, manifest, accept)
+    _check_accepted(flow, header, accept)
     with opened(flow, urls, header.generation) as run:
+        run.rebuilt = manifest.rebuilt
         try:
             return _restore(run, snapshot, manifest, progress)
+        finally:
+            run.close()
+
+
+def begin_with_snapshot(
+    flow: Flow[Any], urls: Mapping[str, str], snapshot: SnapshotReader, *, generation: int, note: Rebuilt
+) -> None:
+    """Write the states and the manifest of a snapshot into a generation that is being rebuilt; see `restore_states`.
+
+    Windows that publish their state when they close are published again by this generation, as far as they are still in
+    the snapshot.
+
+    Args:
+        flow: The flow, with the definition that made the states.
+        urls: URL of the store by stage name, from `bind`.
+        snapshot: The snapshot, of any generation.
+        generation: The generation that is rebuilt, which contains nothing, or a part of this snapshot.
+        note: The note for its manifests.
+
+    Raises:
+        RunRefusedError: The snapshot is of another flow or definition, or the generation contains other states.
+        Fenced: Another command has begun meanwhile.
+        StoreError: A store does not answer. Repeat it.
+    """
+    check_made_by(flow, snapshot.header)
+    with opened(flow, urls, generation) as run:
+        run.rebuilt = note
+        manifest = msgspec.structs.replace(snapshot.header.manifest, rebuilt=note, published={})
+        try:
+            _restore(run, snapshot, manifest, lambda _done, _total: None, rebuilds=True)
         finally:
             run.close()
 
@@ -84,15 +114,26 @@ SNAPSHOT_VERSIONS = "snapshot-versions"
 """Risk of states that are published again from version 1: readers keep the snapshots of the higher versions."""
 
 
-def _check_flow(flow: Flow[Any], header: Header, manifest: Manifest, accept: Sequence[str]) -> None:
-    if unknown := sorted({*accept} - {SNAPSHOT_VERSIONS}):
-        raise FlowError(f"restore: unknown risk {', '.join(unknown)}; choose from {SNAPSHOT_VERSIONS}")
+def check_made_by(flow: Flow[Any], header: Header) -> None:
+    """Check that a snapshot was made by a flow.
+
+    Raises:
+        RunRefusedError: It is of another flow.
+        DefinitionChangedError: It was made by another definition.
+    """
     if header.flow != flow.name:
         raise RunRefusedError(f"the snapshot is of flow {header.flow}, not of flow {flow.name}")
-    if dict(manifest.definitions) != flow.definitions or list(manifest.definitions) != list(flow.definitions):
+    made_by = header.manifest.definitions
+    if dict(made_by) != flow.definitions or list(made_by) != list(flow.definitions):
         raise DefinitionChangedError(
-            f"flow {flow.name}: the snapshot was made by another definition of its stages. Restore it with the code that made it"
+            f"flow {flow.name}: the snapshot was made by another definition of its stages. Use it with the code that made it"
         )
+
+
+def _check_accepted(flow: Flow[Any], header: Header, accept: Sequence[str]) -> None:
+    if unknown := sorted({*accept} - {SNAPSHOT_VERSIONS}):
+        raise FlowError(f"restore: unknown risk {', '.join(unknown)}; choose from {SNAPSHOT_VERSIONS}")
+    check_made_by(flow, header)
     publishing = [stage for stage in flow.stages if stage.state_topics]
     if publishing and SNAPSHOT_VERSIONS not in accept:
         name, topic = publishing[0].name, publishing[0].state_topics[0]
@@ -103,20 +144,28 @@ def _check_flow(flow: Flow[Any], header: Header, manifest: Manifest, accept: Seq
         )
 
 
-def _restore(run: Run, snapshot: SnapshotReader, manifest: Manifest, progress: Callable[[int, int], Any]) -> Restored:
+def _restore(
+    run: Run,
+    snapshot: SnapshotReader,
+    manifest: Manifest,
+    progress: Callable[[int, int], Any],
+    *,
+    rebuilds: bool = False,
+) -> Restored:
     header = snapshot.header
-    _check_empty(run, snapshot)
+    _check_empty(run, snapshot, manifest)
     if plain := [stage for stage in header.removed if not run.stores[stage].capabilities.marked]:
         raise RunRefusedError(
             f"{run.ref}: the store of stage {plain[0]} does not keep until when states left: use another one"
         )
-    check_live(run)
+    check_live(run, rebuilds=rebuilds)
     stores = [store for _, store in run.distinct_stores()]
     run.epoch = take_epoch(run.ref, stores, above=manifest.epoch, point=EPOCH)
-    check_live(run)
+    check_live(run, rebuilds=rebuilds)
     settle_pointer(run)
-    _check_empty(run, snapshot)  # what a run wrote before this epoch
-    make_live(run)  # the next run without a generation would begin a flow of its own
+    _check_empty(run, snapshot, manifest)  # what a run wrote before this epoch
+    if not rebuilds:
+        make_live(run)  # the next run without a generation would begin a flow of its own
     run.acknowledged.learn(run.manifests, run.buckets())
     run.earlier, run.times = manifest.earlier, manifest.times
     note = Manifest(run.epoch, manifest.batch, restoring=snapshot.checksum)
@@ -129,7 +178,9 @@ def _restore(run: Run, snapshot: SnapshotReader, manifest: Manifest, progress: C
         writes = [
             Write(key, 0, value, due)
             for key, value in found
-            if (due := _due(run, run.flow.stage(stage), key, value)) is None or gone is None or due > gone
+            if (due := due_of(run.flow.stage(stage), run.ref.stage(stage), key, value)) is None
+            or gone is None
+            or due > gone
         ]
         effect(RESTORE, lambda stage=stage, writes=writes: _save(run, stage, writes))  # type: ignore[misc]
         states[stage] += len(writes)
@@ -142,7 +193,7 @@ def _restore(run: Run, snapshot: SnapshotReader, manifest: Manifest, progress: C
     return Restored(states, expired, run.epoch, manifest.batch)
 
 
-def _check_empty(run: Run, snapshot: SnapshotReader) -> None:
+def _check_empty(run: Run, snapshot: SnapshotReader, manifest: Manifest) -> None:
     """Check that each store contains nothing of the flow, or what an interrupted restore of this snapshot wrote."""
     run.manifests = [(name, store.load_manifest(run.ref)) for name, store in run.distinct_stores()]
     interrupted = any(found.restoring for _, found in run.manifests if found is not None)
@@ -150,13 +201,14 @@ def _check_empty(run: Run, snapshot: SnapshotReader) -> None:
     for name, found in run.manifests:
         if found is not None and found.restoring not in ("", snapshot.checksum):
             raise RunRefusedError(
-                f"{run.ref}: a restore of another snapshot was interrupted. Repeat that one, or drop the generation"
+                f"{run.ref}: a restore of another snapshot was interrupted. Repeat that one, or drop the generation "
+                f"(`headwater replay --drop {run.ref.generation}`)"
             )
         if found is None:
             stages = [stage for stage in run.flow.stages if homes[stage.name] == name]
             written = any(_any(run.stores[stage.name].scan(run.stage_ref(stage))) for stage in stages)
         else:
-            written = not found.restoring and not (interrupted and _is_restored(found, snapshot.header.manifest))
+            written = not found.restoring and not (interrupted and _is_restored(found, manifest))
         if written:
             raise RunRefusedError(
                 f"{run.ref}: the store of stage {name} contains states of it. Restore into empty stores (--store), or drop "
@@ -165,7 +217,7 @@ def _check_empty(run: Run, snapshot: SnapshotReader) -> None:
 
 
 def _is_restored(found: Manifest, manifest: Manifest) -> bool:
-    """Whether a store's manifest is the one that a restore ends with: that of the snapshot, with a new epoch."""
+    """Whether a store's manifest is the one that a restore ends with, whatever its epoch."""
     return msgspec.structs.replace(manifest_alone(found), epoch=manifest.epoch, times=manifest.times) == manifest
 
 
@@ -203,12 +255,3 @@ def _remove(run: Run, stage: str, until: int) -> None:
     store = run.stores[stage]
     found = store.remove(run.ref.stage(stage), until, epoch=run.epoch, batch=run.batch, known=run.known.of(stage))
     run.known.note(stage, found.marks)
-
-
-def _due(run: Run, stage: Stage, key: bytes, value: bytes) -> int | None:
-    """The time at which a state is due, as when it was written."""
-    if isinstance(stage.aggregate.window, Window):
-        return stage.aggregate.window.due(key)
-    if stage.aggregate.renewed is None:
-        return None
-    return renewed_due(state_of(Stored(0, 0, 0, value), run.stage_ref(stage), key), stage.aggregate.renewed)

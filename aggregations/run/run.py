@@ -358,7 +358,8 @@ class Run:
     def advanced(self, manifest: Manifest | None) -> None:
         """Continue from a manifest that every store has."""
         self.manifest = manifest
-        self.ledger = Ledger.of(self.ref.flow, self.ref.generation, manifest)
+        earlier = self.rebuilt.continues if self.rebuilt else ()
+        self.ledger = Ledger.of(self.ref.flow, self.ref.generation, manifest, earlier)
 
     @property
     def replays(self) -> bool:

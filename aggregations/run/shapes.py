@@ -14,7 +14,7 @@ from persistence.errors import show_key
 from persistence.protocol import StageRef, StateStore
 from persistence.record import decode_record
 
-_REMEDY = "Otherwise rebuild into a new generation (--generation)"
+_REMEDY = "Otherwise rebuild the flow (`headwater replay --redefine`)"
 
 
 def continued(stage: Stage, state: Any, ref: StageRef, key: bytes) -> Any:

@@ -154,6 +154,10 @@ class Latest:
         self._held[key] = snapshot
         return True
 
+    def forget(self, key: bytes) -> None:
+        """Forget a key whose tombstone was read, a record without a value: the live generation has no state of it."""
+        self._held.pop(key, None)
+
     def state(self, key: bytes) -> Any:
         """State of a key; None when no snapshot of it was applied."""
         held = self._held.get(key)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from aggregations.definition.expiry import Expiry
 from aggregations.definition.flow import Stage
 from aggregations.definition.sessions import SessionWindow
+from aggregations.definition.windows import Window
 from aggregations.errors import DefinitionChangedError
 from aggregations.per_message.stage import KeyState
 from aggregations.per_message.times import latest
@@ -53,8 +54,8 @@ def _state_of(stored: Stored, ref: StageRef, key: bytes, stage: Stage, earlier: 
     if record.definition != stage.definition:
         if earlier is not None and record.definition not in earlier:
             raise DefinitionChangedError(
-                f"{ref}: a state has definition {record.definition}; the stage has {stage.definition}. Rebuild into a new "
-                "generation (--generation). If both mean the same and source, siblings and co_partitioned are the same, "
+                f"{ref}: a state has definition {record.definition}; the stage has {stage.definition}. Rebuild the flow "
+                "(`headwater replay --redefine`). If both mean the same and source, siblings and co_partitioned are the same, "
                 "continue with --accept definition"
             )
         state = continued(stage, state, ref, key)
@@ -97,6 +98,25 @@ def writes_of(
         )
         for key, state in states.items()
     ]
+
+
+def due_of(stage: Stage, ref: StageRef, key: bytes, value: bytes) -> int | None:
+    """The time at which a stored state is due, as when it was written, in seconds since 1970; None if it has none.
+
+    Args:
+        stage: The stage, with the window or expiry that the state was written with.
+        ref: Identity of the stage's states.
+        key: Key of the state.
+        value: Its record.
+
+    Raises:
+        Corrupt: It cannot be read.
+    """
+    if isinstance(stage.aggregate.window, Window):
+        return stage.aggregate.window.due(key)
+    if stage.aggregate.renewed is None:
+        return None
+    return renewed_due(state_of(Stored(0, 0, 0, value), ref, key), stage.aggregate.renewed)
 
 
 def renewed_due(state: KeyState, renewed: SessionWindow | Expiry | None) -> int | None:

@@ -127,7 +127,7 @@ def run_flow(
                     metadata_max_age=metadata_max_age,
                     journal=journal,
                     sends=rebuilding is None,
-                    held=rebuilding is not None,
+                    rebuilding=rebuilding,
                 )
                 return engine.stream(
                     until_caught_up=until_caught_up,

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _SAMPLE: Final = 10
 _PLAN: Final = "a plan"
+_OUTPUTS: Final = {"send": True, "drop": False}
 
 
 def replay(
@@ -51,6 +52,12 @@ def replay(
         bool, typer.Option("--rollback", help="Make the generation live that was live before.")
     ] = False,
     abandon: Annotated[bool, typer.Option("--abandon", help="Give up the rebuild.")] = False,
+    drop: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Remove generation N, which is not live, from the stores.", show_default=False
+        ),
+    ] = None,
     reason: Annotated[
         str | None,
         typer.Option(
@@ -63,6 +70,14 @@ def replay(
     redefine: Annotated[
         bool, typer.Option("--redefine", help="The rebuild has another definition than the live generation.")
     ] = False,
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Begin with this file of `headwater snapshot` instead of the flow's start.",
+            show_default=False,
+        ),
+    ] = None,
     against: Annotated[
         str | None,
         typer.Option(
@@ -70,6 +85,14 @@ def replay(
             help="The flow with the definition of the live generation, to compare redefined stages.",
             show_default=False,
             callback=filled,
+        ),
+    ] = None,
+    outputs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="send|drop",
+            help="What the swap does with the outputs of a rebuild that begins: drop them unless this says send.",
+            show_default=False,
         ),
     ] = None,
     sample: Annotated[
@@ -97,7 +120,7 @@ def replay(
 ) -> None:
     """Rebuild the states of a flow, compare and swap them.
 
-    Without --apply, --swap, --rollback or --abandon it shows what a rebuild reads, how many states there are, what
+    Without --apply, --swap, --rollback, --abandon or --drop it shows what a rebuild reads, how many states there are, what
     Kafka no longer has, and earlier changes. If a rebuild has begun, it also shows how its states differ as of now.
 
     --apply folds the topic into a new generation, up to where the live one is. The live run goes on. Repeat it after a
@@ -107,18 +130,20 @@ def replay(
     The exit code is 3 if it would be unsafe: Kafka no longer has the records, the definition has changed, or another
     replay is at work.
     """
-    mode = _mode(apply=apply, swap=swap, rollback=rollback, abandon=abandon)
+    mode = _mode(apply=apply, swap=swap, rollback=rollback, abandon=abandon, drop=drop is not None)
     _check_options(
         mode,
         {
-            "--reason": (reason, ("--apply", "--swap", "--rollback", "--abandon")),
+            "--reason": (reason, ("--apply", "--swap", "--rollback", "--abandon", "--drop")),
             "--redefine": (redefine, (_PLAN, "--apply")),
+            "--snapshot": (snapshot, (_PLAN, "--apply")),
+            "--outputs": (outputs, ("--apply",)),
             "--against": (against, (_PLAN, "--swap")),
             "--sample": (sample != _SAMPLE, (_PLAN, "--swap")),
-            "--take-over": (take_over, ("--apply", "--swap", "--rollback", "--abandon")),
+            "--take-over": (take_over, ("--apply", "--swap", "--rollback", "--abandon", "--drop")),
             "--dead-letters": (dead_letters, ("--apply", "--swap")),
             "--max-records": (max_records != MAX_RECORDS, ("--apply", "--swap")),
-            "--accept": (accept, (_PLAN, "--apply", "--swap", "--rollback")),
+            "--accept": (accept, (_PLAN, "--apply", "--swap", "--rollback", "--drop")),
             "--runner": (runner != SPARK, ("--apply", "--swap")),
             "--master": (master, ("--apply", "--swap")),
             "--conf": (conf, ("--apply", "--swap")),
@@ -126,6 +151,8 @@ def replay(
     )
     if mode != _PLAN and reason is None:
         raise UsageError(f"{mode}: give --reason, which is kept with the change")
+    if outputs not in (None, *_OUTPUTS):
+        raise UsageError(f"--outputs {outputs}: give send or drop")
     check_runner(runner, master=master, conf=conf)
     spark = spark_ahead(master, conf or ()) if mode in ("--apply", "--swap") and runner == SPARK else {}
 
@@ -143,6 +170,17 @@ def replay(
     if mode == "--abandon":
         _show_pointer(verbs.abandon(found, stores=chosen.stores, why=reason or "", take_over=take_over), json=json)
         return
+    if drop is not None:
+        pointer = verbs.drop(
+            *(found, drop),
+            stores=chosen.stores,
+            why=reason or "",
+            generation=chosen.generation,
+            accept=risks,
+            take_over=take_over,
+        )
+        _show_pointer(pointer, json=json)
+        return
     kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
     if mode == "--rollback":
         pointer = verbs.rollback(
@@ -158,6 +196,7 @@ def replay(
                 stores=chosen.stores,
                 generation=chosen.generation,
                 redefine=redefine,
+                snapshot=snapshot,
                 accept=risks,
                 sample=sample,
                 against=other,
@@ -184,7 +223,8 @@ def replay(
         )
         given |= {"progress": reports.batch, "planned": reports.plan, "stop": stop}
         if mode == "--apply":
-            _show_rebuilt(verbs.rebuild(found, redefine=redefine, **given), json=json)
+            given |= {"redefine": redefine, "snapshot": snapshot, "outputs": _OUTPUTS.get(outputs or "")}
+            _show_rebuilt(verbs.rebuild(found, **given), json=json)
         else:
             _show_swapped(
                 verbs.swap(found, agreed=partial(_shown, json=json), sample=sample, against=other, **given), json=json
@@ -261,6 +301,8 @@ def _show_plan(plan: "ReplayPlan", *, json: bool) -> None:
     if plan.differences is not None:
         say(f"differences as of now: generation {plan.generation} is {counted(plan.records, 'offset')} behind")
         _show_differences(plan.differences)
+    if plan.snapshot is not None:
+        say(f"the rebuild begins with the snapshot {plan.snapshot}")
     continued = "continues the rebuild of" if plan.begun else "rebuilds"
     say(f"generation {plan.live} is live; --apply {continued} generation {plan.generation}")
 
@@ -288,7 +330,10 @@ def _show_swapped(done: "Swapped", *, json: bool) -> None:
     if json:
         emit(done.as_json())
         return
-    say(f"{counted(done.dead_letters, 'dead letter')} and {counted(done.states, 'published state')} sent")
+    say(
+        f"{counted(done.dead_letters, 'dead letter')}, {counted(done.outputs, 'held output')} and "
+        f"{counted(done.states, 'published state')} sent"
+    )
     say(f"generation {done.live} is live; start the flow again. --rollback returns to generation {done.previous}")
 
 

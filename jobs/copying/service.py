@@ -10,6 +10,7 @@ from jobs.copying.positions import POSITIONS, Positions, encoded
 from jobs.copying.source import CopySource, Read, Task, changed
 from jobs.environment import UsageError
 from persistence.commit.faults import COPY_COMMIT, COPY_POSITION, COPY_PRODUCE, effect
+from persistence.garbage import no_collection
 from persistence.kafka import KafkaSettings, Topics
 from persistence.kafka.transactions import TransactionalProducer
 
@@ -169,9 +170,11 @@ class _Run:
         checked = time.monotonic()
         while not of._stop.is_set():
             began = time.monotonic()
-            read = source.read(of._batch_size)
+            with no_collection():
+                read = source.read(of._batch_size)
+                if read.counts.read:
+                    self._commit(read)
             if read.counts.read:
-                self._commit(read)
                 checked = time.monotonic()
                 if progress:
                     progress(of.statistics)

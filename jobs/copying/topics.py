@@ -4,6 +4,7 @@ import logging
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
+from itertools import repeat
 from typing import Any, Final, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -147,11 +148,12 @@ class TopicRecords:
         read = Read()
         read.counts.expired, self._expired = self._expired, 0
         got = cast(list[Consumed], self._consumer.consume(most, _WAIT_SECONDS))
-        for message in got:
+        values = self._express.passed_on(got, self._hops) if self._express else repeat(None)
+        for message, value in zip(got, values, strict=False):
             if error := message.error():
                 self._raise_for(message, error)
                 continue
-            self._take(message, read)
+            self._take(message, value, read)
         if read.counts.read or (not got and self._waiting):
             self._active = time.monotonic()
         elif self._task.until_caught_up and time.monotonic() - self._active > _PATIENCE_SECONDS:
@@ -163,7 +165,14 @@ class TopicRecords:
         self._release()
         return read
 
-    def _take(self, message: Consumed, read: Read) -> None:
+    def _take(self, message: Consumed, value: bytes | None, read: Read) -> None:
+        """Process a message.
+
+        Args:
+            message: The message.
+            value: What the fast path made of it; None if it takes the normal path.
+            read: Gets the result.
+        """
         place = message.topic(), message.partition()
         offset, counts = message.offset(), read.counts
         if offset < self._next[place]:
@@ -173,16 +182,13 @@ class TopicRecords:
             )
         self._next[place] = offset + 1
         counts.read += 1
-        key, value = message.key(), message.value()
+        if value:
+            read.outputs.append(Output(value, message.key()))
+            counts.written += 1
+            return
         kind, timestamp = message.timestamp()
-        if self._express and key and value and kind and not message.headers():
-            made = self._express(value, key, offset, timestamp, message.leader_epoch(), self._hops[place])
-            if made:
-                read.outputs.append(Output(made, key))
-                counts.written += 1
-                return
         record = InputRecord(
-            *(*place, offset, key, value, message.headers() or (), timestamp if kind else None),
+            *(*place, offset, message.key(), message.value(), message.headers() or (), timestamp if kind else None),
             leader_epoch=message.leader_epoch(),
             topic_id=self._ids[place[0]],
             cluster=self._cluster,

@@ -70,7 +70,7 @@ def discard(
     found, result = Letters(settings, letters), Discarded()
     opened = begin(flow, stores, generation=generation) if apply else look(flow, stores, generation=generation)
     with closing(opened) as run:
-        meant = _meant(found, (flow, run.ref.generation), selection or Selection(), result, progress)
+        meant = _meant(found, run, selection or Selection(), result, progress)
         while batch := dict(islice(meant, _BATCH)):
             # Items of one record may have been rejected at several stages: one dead letter for each.
             for stage in sorted({stage for stage, _ in batch}):
@@ -84,7 +84,7 @@ def discard(
 
 def _meant(
     letters: Letters,
-    rejected_by: tuple[Flow[Any], int],
+    run: Run,
     selection: Selection,
     result: Discarded,
     progress: Callable[[int, int], None] | None,
@@ -93,7 +93,7 @@ def _meant(
 
     Those of a topic that the flow no longer reads beside others are left.
     """
-    flow, generation = rejected_by
+    flow = run.flow
     for done, letter in enumerate(letters, start=1):
         if progress is not None:
             progress(done, letters.total)
@@ -101,8 +101,7 @@ def _meant(
             result.foreign += 1
             continue
         result.dead_letters += 1
-        mine = (facts.application, facts.generation) == (flow.name, generation)
-        if not mine or not selection.takes(facts) or (flow.merges and facts.topic not in flow.topics):
+        if not run.ledger.mine(facts) or not selection.takes(facts) or (flow.merges and facts.topic not in flow.topics):
             result.left += 1
         else:
             node = Node(facts.topic, facts.partition, facts.offset, facts.topic_id)

@@ -35,7 +35,7 @@ class DeadLetters:
     def read(
         cls,
         letters: Letters,
-        rejected_by: tuple[str, int],
+        ledger: Ledger,
         places: Collection[Place],
         topic_ids: Mapping[str, str],
         progress: Progress | None = None,
@@ -44,7 +44,7 @@ class DeadLetters:
 
         Args:
             letters: The dead letters of a topic.
-            rejected_by: Name and generation of the flow.
+            ledger: The ledger of the flow that rejected them.
             places: The records.
             topic_ids: Current id of each topic: a dead letter of an earlier topic of that name is another record's.
             progress: Shows how far it is.
@@ -53,7 +53,7 @@ class DeadLetters:
         for done, letter in enumerate(letters, start=1):
             if progress is not None:
                 progress(done, letters.total)
-            if (facts := letter.facts) is None or (facts.application, facts.generation) != rejected_by:
+            if (facts := letter.facts) is None or not ledger.mine(facts):
                 continue
             place = Place(facts.topic, facts.partition, facts.offset)
             if place in places and facts.topic_id in ("", topic_ids.get(facts.topic, "")):

@@ -142,7 +142,7 @@ def explained(
             return early if record is None else replace(early, **_facts(record, case.events.of(record)))
         by_flow, dead = (flow.name, run.ref.generation), DeadLetters()
         if record is None and dead_letters is not None:
-            dead = DeadLetters.read(reader.letters(dead_letters), by_flow, {place}, ids, progress)
+            dead = DeadLetters.read(reader.letters(dead_letters), run.ledger, {place}, ids, progress)
             record = next(filter(None, map(rejected_record, dead.by_place.get(place, ()))), None)
         read = None if record is None else case.events.of(record)
         near = Near()
@@ -151,7 +151,7 @@ def explained(
             near = case.events.near(record, read, chain.from_iterable(map(reader.records, spans)))
         if dead_letters is not None and not dead.by_place:
             places = {place, *(copy.place for copy in near.copies)}
-            dead = DeadLetters.read(reader.letters(dead_letters), by_flow, places, ids, progress)
+            dead = DeadLetters.read(reader.letters(dead_letters), run.ledger, places, ids, progress)
         noted = None
         if journal is not None:
             noted = journaled(reader, journal, by_flow, place, ids[place.topic])

@@ -10,8 +10,9 @@ from aggregations.engine.held import Rebuilding
 from aggregations.report import Report
 from aggregations.run.plan import Plan
 from aggregations.run.start import EARLIEST, Starts
+from jobs.replaying.beginning import fill_from_snapshot
 from jobs.replaying.generations import Generations
-from jobs.replaying.leaving import send_letters, send_states
+from jobs.replaying.leaving import send_letters, send_outputs, send_states
 from jobs.replaying.planning import check_retention, ranges_of, starts_of
 from persistence.kafka import KafkaSettings, Topics
 from persistence.manifest import Rebuilt
@@ -32,8 +33,12 @@ class Outside(Protocol):
         """Send the dead letters that the rebuild held, and return their number."""
         ...
 
-    def send_states(self, found: Generations, generation: int) -> int:
-        """Publish the states that the flow publishes, and return their number."""
+    def send_outputs(self, found: Generations, generation: int) -> int:
+        """Send the outputs that the rebuild held, and return their number."""
+        ...
+
+    def send_states(self, found: Generations, generation: int, before: int) -> int:
+        """Publish the states that the flow publishes, and return their number; remove those of the generation before."""
         ...
 
     def stopped(self) -> bool:
@@ -60,6 +65,7 @@ class Folding:
         """Fold the rebuild up to what the live generation has read."""
         assert pointer.rebuild is not None
         generation, live, topics = pointer.rebuild.generation, pointer.live, Topics(self.kafka)
+        fill_from_snapshot(found, pointer.rebuild, note)
         ranges = ranges_of(found, live, generation, topics)
         check_retention(found, ranges, self.accept)
         start: Starts = EARLIEST if found.positions(generation) else starts_of(ranges, topics)
@@ -76,16 +82,20 @@ class Folding:
             progress=self.progress,
             planned=self.planned,
             stop=self.stop,
-            rebuilding=Rebuilding(note, found.positions(live)),
+            rebuilding=Rebuilding(note, found.positions(live), pointer.rebuild.outputs),
         )
 
     def send_letters(self, found: Generations, generation: int) -> int:
         """Send the dead letters that the rebuild held, and return their number."""
         return send_letters(found, generation, self.kafka)
 
-    def send_states(self, found: Generations, generation: int) -> int:
-        """Publish the states that the flow publishes, and return their number."""
-        return send_states(found, generation, self.kafka)
+    def send_outputs(self, found: Generations, generation: int) -> int:
+        """Send the outputs that the rebuild held, and return their number."""
+        return send_outputs(found, generation, self.kafka)
+
+    def send_states(self, found: Generations, generation: int, before: int) -> int:
+        """Publish the states that the flow publishes, and return their number; remove those of the generation before."""
+        return send_states(found, generation, before, self.kafka)
 
     def stopped(self) -> bool:
         """Whether the command was asked to end."""

@@ -15,7 +15,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ from persistence.commit.faults import EPOCH
 from persistence.epochs import take_epoch
 from persistence.manifest import Manifest, Rebuilt
 from persistence.names import FlowRef
-from persistence.pointer import Change, Pointer, Rebuild, change_pointer, copy_pointer, load_pointer
+from persistence.pointer import Change, Origin, Pointer, Rebuild, change_pointer, copy_pointer, load_pointer
 from persistence.protocol import StateStore
 
 
@@ -201,7 +201,14 @@ def check_worker(ref: FlowRef, rebuild: Rebuild, author: Author, *, take_over: b
 
 
 def begin_rebuild(
-    found: Generations, author: Author, *, live: int, redefined: bool, take_over: bool = False
+    found: Generations,
+    author: Author,
+    *,
+    live: int,
+    redefined: bool,
+    take_over: bool = False,
+    origin: Origin | None = None,
+    outputs: bool | None = None,
 ) -> tuple[Pointer, Rebuilt]:
     """Name the next generation and this process in the pointer, or continue the rebuild that it names.
 
@@ -211,19 +218,30 @@ def begin_rebuild(
         live: The generation that is live, for stores without a pointer.
         redefined: The definition differs from that of the live generation.
         take_over: Continue the rebuild although another process may be at work on it.
+        origin: The snapshot that the rebuild begins with; None for the flow's start, or to continue.
+        outputs: Whether its outputs are held until the swap; None to continue, or not to hold them.
 
     Returns:
         The pointer, and the note for the manifests of the rebuild.
 
     Raises:
-        RunRefusedError: Another process is at work on the rebuild.
+        RunRefusedError: Another process is at work on the rebuild, or it began with something else.
         Fenced: Another command has changed the pointer meanwhile.
     """
     pointer = found.settled()
     rebuild = pointer.rebuild
     if rebuild is not None:
-        check_worker(found.ref(rebuild.generation), rebuild, author, take_over=take_over)
-        pointer = found.change(pointer, rebuild=msgspec.structs.replace(rebuild, worker=author.worker))
+        ref = found.ref(rebuild.generation)
+        check_worker(ref, rebuild, author, take_over=take_over)
+        check_origin(ref, rebuild, origin)
+        if outputs is not None and outputs != rebuild.outputs:
+            kept = "held" if rebuild.outputs else "dropped"
+            raise RunRefusedError(
+                f"{ref}: the outputs of its rebuild are {kept} since it began. Continue it without --outputs, or give it up "
+                "with --abandon"
+            )
+        continued = msgspec.structs.replace(rebuild, worker=author.worker, origin=origin or rebuild.origin)
+        pointer = found.change(pointer, rebuild=continued)
     else:
         live = pointer.live if pointer.version else live
         number = found.next_unused(max(pointer.newest, live))
@@ -232,13 +250,28 @@ def begin_rebuild(
             pointer,
             live=live,
             newest=number,
-            rebuild=Rebuild(number, live, author.worker, redefined),
+            rebuild=Rebuild(number, live, author.worker, redefined, origin, bool(outputs)),
             changes=pointer.noting(began).changes,
         )
     assert pointer.rebuild is not None
     number = pointer.rebuild.generation
     [*_, first] = (one for one in pointer.changes if (one.what, one.generation) == ("rebuild", number))
-    return pointer, Rebuilt(pointer.rebuild.replaces, first.at_ms, first.by, first.why)
+    continues = pointer.rebuild.origin.generations if pointer.rebuild.origin else ()
+    return pointer, Rebuilt(pointer.rebuild.replaces, first.at_ms, first.by, first.why, continues)
+
+
+def check_origin(ref: FlowRef, rebuild: Rebuild, origin: Origin | None) -> None:
+    """Check that a rebuild began with a snapshot, if one is given.
+
+    Raises:
+        RunRefusedError: It began with another one, or where the flow began.
+    """
+    if origin is None or (rebuild.origin is not None and rebuild.origin.checksum == origin.checksum):
+        return
+    began = "where the flow began" if rebuild.origin is None else f"with another snapshot, {rebuild.origin.file}"
+    raise RunRefusedError(
+        f"{ref}: its rebuild began {began}. Continue it without --snapshot, or give it up with --abandon"
+    )
 
 
 def release(found: Generations, author: Author) -> None:
@@ -252,13 +285,28 @@ def release(found: Generations, author: Author) -> None:
         found.change(pointer, rebuild=msgspec.structs.replace(pointer.rebuild, worker=""))
 
 
-def close_live(found: Generations) -> Pointer:
-    """Note that the live generation is being replaced, and fence its runs. Its manifest is final afterwards.
+def own_rebuild(found: Generations, author: Author) -> tuple[Pointer, Rebuild]:
+    """The pointer and the rebuild, if this process is the one that is at work on it.
 
     Raises:
-        Fenced: Another command changes the pointer, or a run began that had read it before.
+        RunRefusedError: Another command has taken over, or has ended the rebuild.
     """
     pointer = found.pointer()
+    if pointer.rebuild is None or pointer.rebuild.worker != author.worker:
+        raise RunRefusedError(f"flow {found.flow.name}: another command has taken over the rebuild, or has ended it")
+    return pointer, pointer.rebuild
+
+
+def close_live(found: Generations, pointer: Pointer) -> Pointer:
+    """Note that the live generation is being replaced, and fence its runs. Its manifest is final afterwards.
+
+    Args:
+        found: The generations.
+        pointer: The pointer.
+
+    Raises:
+        Fenced: Another command has changed the pointer, or a run began that had read it before.
+    """
     if pointer.closing != pointer.live:
         pointer = found.change(pointer, closing=pointer.live)
     found.fence(pointer.live)
@@ -271,10 +319,9 @@ def end_swap(found: Generations, author: Author) -> Pointer:
     Raises:
         RunRefusedError: It has not folded exactly what the live generation has, or this is not known for certain.
     """
-    pointer = found.pointer()
-    rebuild = pointer.rebuild
-    if rebuild is None or rebuild.worker != author.worker or pointer.closing != pointer.live:
-        raise RunRefusedError(f"flow {found.flow.name}: another command has ended the rebuild")
+    pointer, rebuild = own_rebuild(found, author)
+    if pointer.closing != pointer.live:
+        raise RunRefusedError(f"{found.ref(pointer.live)}: another command has kept it live")
     if not found.has_all(rebuild.generation, pointer.live):
         raise RunRefusedError(
             f"{found.ref(rebuild.generation)}: it has not folded what generation {pointer.live} has. Repeat the command"
@@ -290,15 +337,25 @@ def end_swap(found: Generations, author: Author) -> Pointer:
     )
 
 
-def reopen(found: Generations, author: Author) -> Pointer:
-    """Keep the live generation, after a swap that was interrupted.
+def give_up_swap(found: Generations, author: Author) -> None:
+    """Keep the live generation after a swap of this process, unless another one has taken over.
 
     Raises:
         Fenced: Another command changes the pointer.
     """
-    pointer = found.pointer()
+    with suppress(RunRefusedError):
+        reopen(found, author, own_rebuild(found, author)[0])
+
+
+def reopen(found: Generations, author: Author, pointer: Pointer) -> Pointer:
+    """Keep the live generation, after a swap that was interrupted.
+
+    Raises:
+        Fenced: Another command changes the pointer, or has changed it since.
+    """
     kept = author.change("rollback", pointer.live)
-    return found.change(pointer, closing=0, changes=pointer.noting(kept).changes)
+    rebuild = pointer.rebuild and msgspec.structs.replace(pointer.rebuild, worker="")
+    return found.change(pointer, closing=0, rebuild=rebuild, changes=pointer.noting(kept).changes)
 
 
 def roll_back(found: Generations, author: Author) -> Pointer:
@@ -314,7 +371,7 @@ def roll_back(found: Generations, author: Author) -> Pointer:
             f"flow {found.flow.name}: no earlier generation is left that was live"
             + (f"; generation {pointer.previous} was dropped" if pointer.previous else "")
         )
-    pointer = close_live(found)
+    pointer = close_live(found, pointer)
     back = author.change("rollback", pointer.previous)
     return found.change(
         pointer,

@@ -13,6 +13,7 @@ from confluent_kafka import TopicPartition as Part
 from aggregations.engine.clients import NEEDED
 from aggregations.engine.held import HELD
 from aggregations.errors import DefinitionChangedError, RunRefusedError
+from aggregations.run.held_outputs import HELD_OUTPUTS
 from aggregations.run.risks import Risk, refuse, unsafe
 from envelope import TopicPartition
 from jobs.replaying.generations import Generations, stages_redefined
@@ -20,6 +21,7 @@ from jobs.replaying.results import Differences
 from persistence.findings import Finding
 from persistence.kafka import KafkaSettings, Topics
 from persistence.kafka.reading import assign
+from persistence.manifest import Manifest
 from persistence.pointer import Pointer
 
 _SAMPLE_RECORDS: Final = 20_000
@@ -90,6 +92,7 @@ class ReplayPlan:
         pointer: The pointer, with the earlier changes.
         differences: The differences between the live generation and the rebuild as they are now, while the rebuild has
             not read the ranges; None if it has not begun.
+        snapshot: File of the snapshot that the rebuild begins with; None for where the flow began.
     """
 
     flow: str
@@ -102,6 +105,7 @@ class ReplayPlan:
     rate: Rate | None
     pointer: Pointer
     differences: Differences | None = None
+    snapshot: str | None = None
 
     @property
     def records(self) -> int:
@@ -124,6 +128,7 @@ class ReplayPlan:
             "ranges": [{**asdict(one), "records": one.records} for one in self.ranges],
             "records": self.records,
             "keys": dict(self.keys),
+            "snapshot": self.snapshot,
             "seconds": None if self.seconds is None else round(self.seconds, 1),
             "differences": None if self.differences is None else self.differences.as_json(),
             "changes": [msgspec.structs.asdict(one) for one in self.pointer.changes],
@@ -134,16 +139,11 @@ def check_generations(found: Generations, live: int) -> None:
     """Check that the live generation can be rebuilt with this flow and these stores.
 
     Raises:
-        RunRefusedError: The stores contain nothing of it, or only a part; or the flow cannot be rebuilt.
+        RunRefusedError: The stores contain nothing of it, or only a part.
     """
     flow, ref = found.flow, found.ref(live)
-    if HELD in flow.stage_names:
-        raise RunRefusedError(f"flow {flow.name}: a rebuild needs the name of stage {HELD}: rename the stage")
-    if final := [stage for stage in flow.stages if stage.final_snapshots]:
-        raise RunRefusedError(
-            f"flow {flow.name}: stage {final[0].name} publishes windows when they close, and a rebuild does not know which "
-            "ones the live generation has published. Rebuild it by hand, and publish to another topic"
-        )
+    if taken := {HELD, HELD_OUTPUTS} & {*flow.stage_names}:
+        raise RunRefusedError(f"flow {flow.name}: a rebuild needs the name of stage {min(taken)}: rename the stage")
     manifests = found.manifests(live)
     missing = [name for name, manifest in manifests if manifest is None]
     if len(missing) == len(manifests):
@@ -158,6 +158,26 @@ def check_generations(found: Generations, live: int) -> None:
         raise RunRefusedError(f"{ref}: {what}. A rebuild is in the stores of the live generation: give these (--store)")
     if any(manifest.restoring for _, manifest in manifests if manifest):
         raise RunRefusedError(f"{ref}: a snapshot is being restored. Repeat `headwater restore` first")
+
+
+def live_of(found: Generations, pointer: Pointer, generation: int | None) -> int:
+    """The live generation.
+
+    Args:
+        found: The generations.
+        pointer: The pointer of the flow.
+        generation: The one that the settings name, which counts if the stores have no pointer yet; None if they name none.
+
+    Raises:
+        RunRefusedError: The stores have a pointer, which names another one.
+    """
+    if not pointer.version:
+        return generation or pointer.live
+    if generation not in (None, pointer.live):
+        raise RunRefusedError(
+            f"{found.ref(generation)}: generation {pointer.live} is live. Remove `generation` from headwater.toml"
+        )
+    return pointer.live
 
 
 def check_open(found: Generations, pointer: Pointer) -> None:
@@ -192,7 +212,9 @@ def check_definition(found: Generations, pointer: Pointer, live: int, *, redefin
     return redefined
 
 
-def ranges_of(found: Generations, until: int, generation: int | None, topics: Topics) -> list[RebuildRange]:
+def ranges_of(
+    found: Generations, until: int, generation: int | None, topics: Topics, begun: Manifest | None = None
+) -> list[RebuildRange]:
     """What a generation has to read of each partition to have what another one has.
 
     Args:
@@ -200,12 +222,15 @@ def ranges_of(found: Generations, until: int, generation: int | None, topics: To
         until: The other generation.
         generation: The generation; None for one that has not begun, which begins where the other one began.
         topics: Administrative access to topics.
+        begun: Manifest of the snapshot that it begins with and does not have yet; None if there is none.
 
     Raises:
         RunRefusedError: A topic does not exist any more, or was created again.
         BrokerError: Kafka does not answer, or refuses a request.
     """
-    live, rebuilt = found.manifest(until), None if generation is None else found.manifest(generation)
+    live, rebuilt = found.manifest(until), begun
+    if generation is not None and begun is None:
+        rebuilt = found.manifest(generation)
     assert live is not None
     sources = [topic for topic in found.flow.topics if topic in live.positions]
     if missing := topics.missing(sources):
@@ -242,7 +267,7 @@ def _deleted(found: Generations, one: RebuildRange) -> Finding:
         Risk.LOST_RECORDS,
         f"flow {found.flow.name}: {one.topic}:{one.partition} has to be read from offset {one.start} on, but its log begins at "
         f"{one.first}: {one.deleted} offsets were deleted, and the states would miss them",
-        "Restore them from a copy of the topic, or accept the loss",
+        "Restore them from a copy of the topic, begin with a snapshot that was made later (--snapshot FILE), or accept the loss",
     )
 
 

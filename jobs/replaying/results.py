@@ -15,7 +15,7 @@ class Replayed:
         flow: Name of the flow.
         generation: The generation that was rebuilt.
         live: The live generation.
-        report: Counts of what was folded by this command. Outputs were not sent, and dead letters are held.
+        report: Counts of what was folded by this command. Outputs were not sent; dead letters are held.
         behind: Offsets that the live generation has folded since, and the rebuild has not.
     """
 
@@ -69,6 +69,7 @@ class Swapped:
         differences: The differences between the two, of the same records.
         dead_letters: Held dead letters that were sent.
         states: States that were published (`publish_states`).
+        outputs: Held outputs that were sent: those of publish steps, and states of windows that have closed.
     """
 
     flow: str
@@ -79,6 +80,7 @@ class Swapped:
     differences: Differences
     dead_letters: int = 0
     states: int = 0
+    outputs: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The result as a JSON object."""
@@ -91,4 +93,5 @@ class Swapped:
             "differences": self.differences.as_json(),
             "dead_letters": self.dead_letters,
             "states": self.states,
+            "outputs": self.outputs,
         }

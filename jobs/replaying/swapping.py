@@ -6,7 +6,7 @@ from contextlib import contextmanager, suppress
 from aggregations.errors import RunRefusedError
 from aggregations.report import Report
 from jobs.replaying.folding import Outside
-from jobs.replaying.generations import Author, Generations, close_live, end_swap, release, reopen
+from jobs.replaying.generations import Author, Generations, close_live, end_swap, give_up_swap, own_rebuild, release
 from jobs.replaying.results import Differences, Swapped
 from persistence.errors import StoreError
 from persistence.manifest import Rebuilt
@@ -28,7 +28,7 @@ def swap_rebuild(
     1. The rebuild catches up, while the live generation goes on.
     2. The live generation is fenced: its manifest is final.
     3. The rebuild is folded up to this manifest, so that both have folded the same records.
-    4. The differences are shown. Dead letters and published states are sent.
+    4. The differences are shown. Dead letters, outputs that were held, and published states are sent.
     5. The rebuild becomes the live generation.
 
     Args:
@@ -51,7 +51,7 @@ def swap_rebuild(
         if outside.stopped():
             raise RunRefusedError(f"{found.ref(new)}: stopped before the swap; generation {old} is live and goes on")
     with _reopened(found, author):
-        close_live(found)
+        close_live(found, own_rebuild(found, author)[0])
         report.add(outside.fold(found, pointer, note))
         if not found.has_all(new, old):
             raise RunRefusedError(
@@ -60,13 +60,14 @@ def swap_rebuild(
             )
         differ = compare(old, new)
         if not agreed(differ):
-            reopen(found, author)
+            give_up_swap(found, author)
             return Swapped(found.flow.name, old, new, False, report, differ)
-        letters = outside.send_letters(found, new)
+        own_rebuild(found, author)  # what is sent cannot be fenced
+        letters, outputs = outside.send_letters(found, new), outside.send_outputs(found, new)
     # Readers that have seen these states ignore those of a lower generation: from here on there is only the way ahead.
-    states = outside.send_states(found, new)
+    states = outside.send_states(found, new, old)
     end_swap(found, author)
-    return Swapped(found.flow.name, new, old, True, report, differ, letters, states)
+    return Swapped(found.flow.name, new, old, True, report, differ, letters, states, outputs)
 
 
 @contextmanager
@@ -84,10 +85,10 @@ def at_work(found: Generations, author: Author) -> Iterator[None]:
 
 @contextmanager
 def _reopened(found: Generations, author: Author) -> Iterator[None]:
-    """Keep the live generation if the block fails."""
+    """Keep the live generation if the block fails, unless another command has taken over."""
     try:
         yield
     except (Exception, KeyboardInterrupt):
         with suppress(StoreError):
-            reopen(found, author)
+            give_up_swap(found, author)
         raise

@@ -1,68 +1,121 @@
 """The fast path for the usual record: a sealed envelope without headers that is forwarded unchanged."""
 
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
-import google_crc32c
-from google.protobuf.message import DecodeError
+import numpy as np
+import numpy.typing as npt
 
+from aggregations.columns.envelope_reading import read_envelopes
+from aggregations.columns.hop_writing import FRAME_BYTES, append_hops
 from envelope import Limits
-from envelope import envelope_pb2 as pb
-from envelope.codec import HEAD, SEAL_BYTES, SEAL_TAG
 from envelope.hops import HopWriter
-from envelope.limits import DEFAULT_LIMITS, MAX_OFFSET
-from envelope.message import FORMAT
+from envelope.limits import DEFAULT_LIMITS
+from jobs.republish.partition import Consumed
 
-Express: TypeAlias = Callable[[bytes, bytes, int, int, int | None, HopWriter], bytes | None]
-"""(value, key, offset, timestamp, leader epoch, hops) -> the value to produce; None to take the normal path."""
+_MOST_HOPS: Final = 1024
+"""Hops of a chain that compiled code reads."""
+_MOST_PLACES: Final = 4096
+"""Partitions, times leader epochs, whose bytes are kept."""
+_NO_TOPIC: Final = (np.frombuffer(b"", np.uint8), np.zeros(1, np.int64), np.zeros(1, np.int64))
+"""Of the one route without a hop. So no destination is accepted: it would have to be replaced."""
+_ANY_TYPE: Final = np.frombuffer(b"", np.uint8)
 
-_HEAD_BYTES: Final = len(HEAD)
+_Place: TypeAlias = tuple[HopWriter | None, int | None]
+_Spans: TypeAlias = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
-def express(known: set[str], most_bytes: int, limits: Limits = DEFAULT_LIMITS) -> Express:
-    """Return a function that gives the result of `Processor.process` for `PASS`, three times as fast, or None.
+class Express:
+    """Forwards many records at once: compiled code checks the envelopes and appends the hops.
 
-    Any irregular record takes the normal path, which also finds the reason code. It is one function that calls only
-    functions in C: at 150,000 records a second a Python call takes a fiftieth of the time.
+    The results are those of `Processor.process` for `identity`, byte for byte. Any irregular record takes the normal
+    path, which also finds the reason code.
 
     Args:
         known: Topics that were checked and that are neither read nor written here.
         most_bytes: Maximum size of an output's key and value, in bytes.
         limits: Limits of envelopes.
     """
-    crc32c: Callable[[bytes], int] = google_crc32c.value
-    extend: Callable[[int, bytes], int] = google_crc32c.extend
-    parse = pb.Envelope.FromString
-    most_hops, payload_bytes, message_bytes = limits.hops - 1, limits.payload_bytes, limits.message_bytes
+
+    def __init__(self, known: set[str], most_bytes: int, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._known = known
+        self._most_bytes = most_bytes
+        most = (limits.message_bytes, limits.payload_bytes, min(limits.hops - 1, _MOST_HOPS), limits.topic_chars)
+        self._limits = np.array(most, np.int64)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._places: dict[_Place, int] = {}
+        self._parts: list[bytes] = []
+        self._spans = _spans(self._parts)
 
     def passed_on(
-        value: bytes, key: bytes, offset: int, timestamp_ms: int, leader_epoch: int | None, hops: HopWriter
-    ) -> bytes | None:
-        body, tail = value[:-SEAL_BYTES], value[-SEAL_BYTES:]
-        if body[:_HEAD_BYTES] != HEAD or tail[:2] != SEAL_TAG or len(value) > message_bytes:
-            return None
-        crc = crc32c(body)
-        if crc != int.from_bytes(tail[2:], "little"):
-            return None
-        try:
-            message = parse(value)
-        except DecodeError:
-            return None
-        if message.checksum != crc or message.format != FORMAT or message.key != key or message.destination:
-            return None
-        if len(message.payload) > payload_bytes:
-            return None
-        way = []
-        for hop in message.chain:
-            topic = hop.topic
-            if topic not in known or hop.partition < 0 or not 0 <= hop.offset < MAX_OFFSET:
-                return None
-            way.append(topic)
-        if len(way) > 1 and (len(way) > most_hops or len(set(way)) != len(way)):
-            return None
-        more = hops.write(offset, timestamp_ms, leader_epoch)
-        if len(value) + len(more) + len(key) > most_bytes:
-            return None
-        return body + more + SEAL_TAG + extend(crc, more).to_bytes(4, "little")
+        self, messages: Sequence[Consumed], writers: Mapping[tuple[str, int], HopWriter]
+    ) -> list[bytes | None]:
+        """Return the value to produce for each message; None for one that takes the normal path.
 
-    return passed_on
+        Args:
+            messages: Delivered messages, also errors.
+            writers: Writer of the hops for each partition.
+        """
+        made: list[bytes | None] = [None] * len(messages)
+        rows = [row for row, one in enumerate(messages) if not one.headers() and one.key() and one.value()]
+        usual = messages if len(rows) == len(messages) else [messages[row] for row in rows]
+        places = [(writers.get((one.topic(), one.partition())), one.leader_epoch()) for one in usual]
+        self._learn(set(places))
+        numbered, stamps = self._places, [one.timestamp() for one in usual]
+        own = np.array([numbered.get(place, -1) for place in places], np.int64)
+        offsets = np.array([one.offset() for one in usual], np.int64)
+        times = np.array([time if kind else 0 for kind, time in stamps], np.int64)
+        values, keys = _spans([one.value() or b"" for one in usual]), _spans([one.key() or b"" for one in usual])
+        good = self._read(values, keys)
+        good &= (own >= 0) & (offsets > 0) & (times > 0)
+        ends = np.empty(len(usual), np.int64)
+        out = np.empty(len(values[0]) + len(usual) * (FRAME_BYTES + self._most_parts), np.uint8)
+        append_hops(values, keys[2], self._spans, own, offsets, times, self._most_bytes, good, out, ends)
+        start, data = 0, out[: ends[-1] if len(ends) else 0].tobytes()
+        for row, end in zip(rows, ends.tolist(), strict=True):
+            if end > start:
+                made[row] = data[start:end]
+            start = end
+        return made
+
+    def _learn(self, places: set[_Place]) -> None:
+        """Number places: a topic that was created again has another writer."""
+        if places <= self._places.keys():
+            return
+        if len(self._places | dict.fromkeys(places)) > _MOST_PLACES:
+            self._forget()
+        for writer, leader_epoch in places - self._places.keys():
+            if writer is not None:
+                self._places[writer, leader_epoch] = len(self._places)
+                self._parts += writer.around(leader_epoch)
+        self._spans = _spans(self._parts)
+
+    @property
+    def _most_parts(self) -> int:
+        """Most bytes of the parts of a hop."""
+        lengths = self._spans[2]
+        return int(lengths.reshape(-1, 3).sum(axis=1).max(initial=0))
+
+    def _read(self, values: _Spans, keys: _Spans) -> npt.NDArray[np.bool_]:
+        """Check envelopes and their chains; return which are usual."""
+        good = np.empty(len(values[1]), np.bool_)
+        found = np.zeros((9, len(good)), np.int64)
+        own = np.zeros(len(good), np.int64)
+        _, _, kinds, nodes = read_envelopes(values, keys, _NO_TOPIC, own, _ANY_TYPE, self._limits, good, found)
+        topics = [values[0][at : at + size].tobytes().decode() for at, size in kinds[:, :2].tolist()]
+        ways: list[frozenset[str] | None] = [frozenset()]
+        for before, kind in nodes[1:].tolist():
+            way, topic = ways[before], topics[kind]
+            ways.append(None if way is None or topic in way or topic not in self._known else way | {topic})
+        usual = np.array([way is not None for way in ways], np.bool_)
+        good &= usual[found[8]]
+        return good
+
+
+def _spans(values: Sequence[bytes]) -> _Spans:
+    """Byte strings as one buffer, starts and lengths."""
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    starts: npt.NDArray[Any] = np.cumsum(lengths) - lengths
+    return np.frombuffer(b"".join(values), np.uint8), starts, lengths

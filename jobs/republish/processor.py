@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from envelope import EnvelopeError, Limits, Node, Reason, Tombstones, append_hop, decode
 from envelope import envelope_pb2 as pb
@@ -14,9 +14,11 @@ from envelope.hops import HopWriter
 from envelope.limits import DEFAULT_LIMITS, MAX_OFFSET, check_coordinates, check_topic
 from envelope.raised import Raised
 from envelope.redrive import read_via
-from jobs.republish.express import Express, express
 from jobs.republish.record import KEEP, RETRY_PREFIX, InputRecord, OutputRecord, Transform, identity
 from jobs.republish.source import InputTopics, ValueOpener, Wrapping
+
+if TYPE_CHECKING:
+    from jobs.republish.express import Express
 
 MAX_OUTPUTS = 10_000  # of one input, by default
 _MOST_KNOWN = 1000
@@ -109,13 +111,18 @@ class Processor:
         """Form of the values of an input topic."""
         return Form.ENVELOPE if self._openers[topic].enveloped else Form.PAYLOAD
 
-    def express(self) -> Express | None:
-        """The fast path of this processor; None if the transform or an option does not allow one."""
+    def express(self) -> "Express | None":
+        """The fast path of this processor; None if the transform or an option does not allow one.
+
+        It loads compiled code: half a second and 130 MB, or some seconds where numba has to compile it.
+        """
         looks = self._roots is not None or self._is_beyond is not None
         if self._transform is not identity or self._mirror or self._mark or self._reads or looks:
             return None
+        from jobs.republish.express import Express
+
         most_bytes = min(self._targets[self.target] - _OVERHEAD_BYTES, self._limits.message_bytes)
-        return express(self._known, most_bytes, self._limits)
+        return Express(self._known, most_bytes, self._limits)
 
     def skips(self, record: InputRecord) -> bool:
         """Whether the record is a tombstone that is skipped."""

@@ -2,11 +2,10 @@
 
 import logging
 import threading
-import time
-from collections.abc import Collection, Iterable, Sequence, Sized
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
-from envelope import Limits, TopicPartition
+from envelope import Limits
 from envelope.filters.arrival import Filter
 from envelope.limits import DEFAULT_LIMITS
 from jobs.environment import UsageError
@@ -14,17 +13,15 @@ from jobs.republish.absence import TOPIC_WAIT_SECONDS, Absence, Places, Unsafe, 
 from jobs.republish.counts import OnStatistics, Statistics
 from jobs.republish.filtering import OWNER, Overtaken, RecordFilter, check_rule
 from jobs.republish.growth_watch import GrowthWatch
-from jobs.republish.input import Input
+from jobs.republish.loop import Loop
 from jobs.republish.offsets import PATIENCE_SECONDS, MemberFenced
 from jobs.republish.place import await_place
-from jobs.republish.processor import MAX_OUTPUTS, Processor
+from jobs.republish.processor import MAX_OUTPUTS
 from jobs.republish.record import Transform
 from jobs.republish.retry import NO_RETRIES, RetryTopics
 from jobs.republish.roots import RootEnds
 from jobs.republish.source import InputTopics
 from jobs.republish.topic_check import TopicReplaced
-from jobs.republish.worker import Worker, now_ms
-from persistence.commit.faults import REPUBLISH_COMMIT, effect
 from persistence.compaction import COMPACTED_SOURCE, compaction
 from persistence.growth import GROWN_UNDRAINED, METADATA_MAX_AGE_SECONDS
 from persistence.kafka import AcknowledgedProducer, BrokerError, KafkaSettings, Topics
@@ -36,9 +33,6 @@ _LOG = logging.getLogger("headwater.republish")
 
 _RISKS: Final = (COMPACTED_SOURCE, GROWN_UNDRAINED)
 _START_SECONDS: Final = 10.0  # to wait for a broker at the start
-_MOST_RECORDS: Final = 10_000  # records read at once ...
-_SLICE_SECONDS: Final = 0.2  # ... fewer when the transform is slow ...
-_SLICE_BYTES: Final = 16 << 20  # ... or the records are large
 _PRODUCER_BATCH_BYTES: Final = 1_000_000  # librdkafka's own default of batch.size
 
 
@@ -312,99 +306,7 @@ class Republisher:
             roots = RootEnds(topics) if self._check_roots else None
             judging = self._judging(topics)
             try:
-                _Run(self, member_ids, growth, producer, max_bytes, ends, roots, progress, judging).loop()
+                Loop(self, member_ids, growth, producer, max_bytes, ends, roots, progress, judging).run()
             finally:
                 if judging and isinstance(self._store, str):
                     judging.close()
-
-
-class _Run:
-    """One run of a republisher: its consumer, its producer, and the loop between them."""
-
-    def __init__(
-        self,
-        of: Republisher,
-        member_ids: set[str],
-        growth: GrowthWatch,
-        producer: AcknowledgedProducer,
-        max_bytes: dict[str, int],
-        ends: dict[TopicPartition, int] | None,
-        roots: RootEnds | None,
-        progress: OnStatistics | None,
-        judging: RecordFilter | None,
-    ) -> None:
-        self._of = of
-        self._progress = progress
-        self._input = Input(
-            of._source_settings,
-            of._group,
-            of._inputs,
-            of._name,
-            before_revoke=self._commit,
-            statistics=of.statistics,
-            member_ids=member_ids,
-            growth=growth,
-            ends=ends,
-            cluster=of._cluster,
-        )
-        self._worker = Worker(
-            name=of._name,
-            processor=Processor(
-                of._transform,
-                via=of._name,
-                source=of._source,
-                targets={topic: max_bytes[topic] for topic in of._targets},
-                retry_topics=tuple(of._retry.delays),
-                limits=of._limits,
-                is_beyond=roots.is_beyond if roots else None,
-                **of._options,
-            ),
-            source=self._input,
-            producer=producer,
-            retry=of._retry,
-            dead_letter=(of._dead_letter, max_bytes[of._dead_letter]) if of._dead_letter else None,
-            cluster=of._cluster,
-            judging=judging,
-        )
-
-    def loop(self) -> None:
-        """Process records until the end; always leave the group, and commit nothing after an error."""
-        most, active = 100, time.monotonic()
-        try:
-            while not self._of._stop.is_set() and not self._input.caught_up:
-                self._input.wake(now_ms())
-                messages = self._input.read(min(most, self._of._batch_size - self._worker.pending))
-                began = time.monotonic()
-                if messages:
-                    self._worker.handle(messages)
-                    active = time.monotonic()
-                    most = _next_size(messages, active - began)
-                self._input.follow()
-                self._input.check_idle(began - active)
-                if self._worker.is_due(self._of._batch_size, self._of._max_wait):
-                    self._commit()
-            self._commit(self._of._drain)
-        except BaseException:
-            self._input.abandon()
-            raise
-        self._input.close()
-
-    def _commit(self, timeout: float | None = None) -> None:
-        """Steps 4 to 7; the consumer also runs them before partitions are revoked."""
-        if not self._worker.pending:
-            self._input.commit_ends(timeout)
-            return
-        self._worker.finish(timeout)
-        effect(REPUBLISH_COMMIT, lambda: self._input.commit(timeout))
-        statistics = self._of.statistics
-        statistics.add(self._worker.take_counts())
-        if self._progress:
-            self._progress(statistics)
-
-
-def _next_size(messages: Sequence[Sized], seconds: float) -> int:
-    """Number of records to read at once, so that a slice stays short and small."""
-    size = sum(map(len, messages))
-    by_time = _SLICE_SECONDS * len(messages) / max(seconds, 1e-6)
-    by_bytes = _SLICE_BYTES * len(messages) / max(size, 1)
-    return max(1, min(_MOST_RECORDS, int(by_time), int(by_bytes)))

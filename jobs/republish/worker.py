@@ -3,10 +3,12 @@
 import logging
 import time
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Final
 
 from envelope import EnvelopeError, Lineage, Reason
 from envelope.deadletter import DeadLetterHeaders, DeadLetterRecord, dead_letter_record
+from envelope.hops import HopWriter
 from jobs.republish.counts import Statistics
 from jobs.republish.filtering import RecordFilter
 from jobs.republish.input import Input
@@ -93,9 +95,9 @@ class Worker:
             self._began = time.monotonic()
         outbox = _Outbox()
         to_target = outbox.of(self._processor.target)
-        partitions, express = self._input.partitions, self._express
-        passed = 0
-        for message in messages:
+        partitions, passed = self._input.partitions, 0
+        values = self._express.passed_on(messages, self._writers()) if self._express else repeat(None)
+        for message, value in zip(messages, values, strict=False):
             if error := message.error():
                 self._input.raise_for(message, error)
                 continue
@@ -105,15 +107,11 @@ class Worker:
                 continue  # the partition was revoked or waits: the record is read again
             if offset != part.next:
                 self._input.jumped(part, offset)
-            key, value = message.key(), message.value()
-            if express and key and value and not message.headers():
-                kind, timestamp = message.timestamp()
-                made = express(value, key, offset, timestamp, message.leader_epoch(), part.hops) if kind else None
-                if made:
-                    to_target.append({"value": made, "key": key})
-                    part.next = offset + 1
-                    passed += 1
-                    continue
+            if value:
+                to_target.append({"value": value, "key": message.key()})
+                part.next = offset + 1
+                passed += 1
+                continue
             record = self._record(message, part, offset)
             if not self._waits(record, part):
                 outbox.extend(self._process(record, part))
@@ -123,6 +121,9 @@ class Worker:
         self._counts.consumed += passed
         self._counts.produced += passed
         self._send(outbox)
+
+    def _writers(self) -> dict[tuple[str, int], HopWriter]:
+        return {place: part.hops for place, part in self._input.partitions.items()}
 
     def _send(self, outbox: "_Outbox") -> None:
         self._input.check()

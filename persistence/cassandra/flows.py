@@ -86,9 +86,22 @@ class Flows:
         applied, now = self._write(stage, statement)
         return applied, now.get("epoch") or 0
 
-    def set_fenced(self, stage: StageRef, epoch: int) -> None:
-        """Record that every bucket has its fence. If a newer epoch is installed, its run records it."""
-        self._write(stage, self._client.live(stage).statements.set_fenced(stage, epoch))
+    def set_fenced(self, stage: StageRef, epoch: int, *, fenced: bool = True) -> None:
+        """Record that every bucket has its fence, or may have none. If a newer epoch is installed, its run records it."""
+        self._write(stage, self._client.live(stage).statements.set_fenced(stage, epoch, fenced=fenced))
+
+    def drop_stage(self, stage: StageRef) -> None:
+        """Remove the layout of a stage."""
+        self._write(stage, self._client.live(stage).statements.drop_stage(stage))
+        self._layouts.pop(stage, None)
+
+    def drop(self, flow: FlowRef) -> None:
+        """Remove the manifest, then the epoch, unless a newer epoch has been installed."""
+        statements, (epoch, manifest) = self._client.live(flow).statements, self._read(flow)
+        if manifest is not None:
+            self._write(flow, statements.set_manifest(flow, None, epoch, manifest))
+        if epoch:
+            self._write(flow, statements.set_epoch(flow, None, epoch))
 
     def _read(self, flow: FlowRef) -> tuple[int, str | None]:
         """(installed epoch, manifest)."""

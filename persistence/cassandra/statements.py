@@ -42,7 +42,10 @@ class Statements:
         self._add_stage = prepare(
             f"UPDATE {flow} SET buckets = ?, mode = ? {_FLOW} AND stage = ? IF buckets = NULL AND epoch = ?"
         )
-        self._set_fenced = prepare(f"UPDATE {flow} SET fenced = true {_FLOW} AND stage = ? IF epoch = ?")
+        self._drop_stage = prepare(f"DELETE FROM {flow} {_FLOW} AND stage = ? IF EXISTS")
+        self._fenced_at = prepare(f"SELECT writetime(fence) FROM {state} {_BUCKET} LIMIT 1")
+        self._drop_bucket = prepare(f"DELETE FROM {state} USING TIMESTAMP ? {_BUCKET}")
+        self._set_fenced = prepare(f"UPDATE {flow} SET fenced = ? {_FLOW} AND stage = ? IF epoch = ?")
         self._fence = prepare(f"SELECT fence FROM {state} {_BUCKET} LIMIT 1")
         self._set_fence = prepare(f"UPDATE {state} SET fence = ? {_BUCKET} IF fence = ?")
         self._states = prepare(f"SELECT {_COLUMNS} FROM {state} {_BUCKET} AND key IN ?")
@@ -74,21 +77,33 @@ class Statements:
         """(stage, buckets, mode, fenced) of each stage written to; one row of None if the flow has no stage."""
         return self._stages.bind((flow.flow, flow.generation))
 
-    def set_epoch(self, flow: FlowRef, epoch: int, found: int) -> Any:
-        """Install `epoch` if the installed one is still `found`."""
+    def set_epoch(self, flow: FlowRef, epoch: int | None, found: int) -> Any:
+        """Install `epoch`, or none, if the installed one is still `found`."""
         return self._set_epoch.bind((epoch, flow.flow, flow.generation, found or None))
 
-    def set_manifest(self, flow: FlowRef, manifest: str, epoch: int, found: str | None) -> Any:
-        """Replace the manifest if it is still `found` and `epoch` is still the installed one."""
+    def set_manifest(self, flow: FlowRef, manifest: str | None, epoch: int, found: str | None) -> Any:
+        """Replace or remove the manifest if it is still `found` and `epoch` is still the installed one."""
         return self._set_manifest.bind((manifest, flow.flow, flow.generation, epoch, found))
 
     def add_stage(self, stage: StageRef, buckets: int, mode: str, epoch: int) -> Any:
         """Register a new stage if `epoch` is the installed one."""
         return self._add_stage.bind((buckets, mode, stage.flow, stage.generation, stage.stage, epoch))
 
-    def set_fenced(self, stage: StageRef, epoch: int) -> Any:
-        """Record that every bucket of a stage has a fence, if `epoch` is the installed one."""
-        return self._set_fenced.bind((stage.flow, stage.generation, stage.stage, epoch))
+    def drop_stage(self, stage: StageRef) -> Any:
+        """Remove the layout of a stage."""
+        return self._drop_stage.bind((stage.flow, stage.generation, stage.stage))
+
+    def fenced_at(self, stage: StageRef, bucket: int) -> Any:
+        """(timestamp of the fence,) of a bucket, in microseconds since 1970; no row for an unused bucket."""
+        return self._fenced_at.bind(_bucket(stage, bucket))
+
+    def drop_bucket(self, stage: StageRef, bucket: int, timestamp: int) -> Any:
+        """Remove everything in a bucket that was written at or before a time, in microseconds since 1970."""
+        return self._drop_bucket.bind((timestamp, *_bucket(stage, bucket)))
+
+    def set_fenced(self, stage: StageRef, epoch: int, *, fenced: bool) -> Any:
+        """Record whether every bucket of a stage has a fence, if `epoch` is the installed one."""
+        return self._set_fenced.bind((fenced, stage.flow, stage.generation, stage.stage, epoch))
 
     def fence(self, stage: StageRef, bucket: int) -> Any:
         """(fence,) of a bucket; no row for an unused bucket."""

@@ -35,7 +35,7 @@ from persistence.cassandra.client import Client, Row
 from persistence.cassandra.fences import Fences
 from persistence.cassandra.settings import CONDITIONAL
 from persistence.cassandra.statements import mark_of
-from persistence.commit.faults import effect, write_of
+from persistence.commit.faults import DROP, effect, write_of
 from persistence.errors import Conflict, Corrupt, Transient
 from persistence.marks import Bucket, Mark, Marks, bucket_of_parts, check_held
 from persistence.names import StageRef
@@ -121,6 +121,18 @@ class States:
             except Conflict as conflict:
                 changed.extend(conflict.keys)
         return changed
+
+    def drop(self, stage: StageRef, bucket: int) -> None:
+        """Remove a bucket.
+
+        By the server's clock: the fence was raised after everything else was written, so everything is older. The client's
+        clock may be behind.
+        """
+        statements = self._client.live(stage).statements
+        rows = self._client.retried(lambda: self._client.rows(stage, statements.fenced_at(stage, bucket), serial=True))
+        if rows and rows[0][0] is not None:
+            statement = statements.drop_bucket(stage, bucket, rows[0][0])
+            self._client.retried(lambda: effect(DROP, lambda: self._client.rows(stage, statement)))
 
     def remove(
         self, stage: StageRef, bucket: int, until: int, *, epoch: int, batch: int, known: Marks

@@ -14,6 +14,7 @@ from persistence.cassandra.flows import Flows
 from persistence.cassandra.settings import CONDITIONAL, CassandraSettings
 from persistence.cassandra.statements import mark_of
 from persistence.cassandra.states import States
+from persistence.commit.faults import DROP, effect
 from persistence.errors import Conflict, Terminal
 from persistence.marks import NONE, Acknowledged, Bucket, Mark, Marks, encode_downstream
 from persistence.protocol import Capabilities, FlowRef, Manifest, Removed, StageRef, Stored, Write
@@ -131,6 +132,16 @@ class CassandraStore:
 
     def save_manifest(self, flow: FlowRef, manifest: Manifest, *, after: tuple[int, int] = (0, 0)) -> None:
         self._flows.save_manifest(flow, manifest, after)
+
+    def drop(self, flow: FlowRef) -> None:
+        for name, layout in self._flows.layouts(flow).items():
+            stage = flow.stage(name)
+            # So that an epoch can be installed again after a crash, although buckets have no fence any more.
+            self._flows.set_fenced(stage, self._flows.installed_epoch(flow), fenced=False)
+            drop = partial(self._states.drop, stage)
+            self._client.together(stage, [partial(drop, bucket) for bucket in range(layout.buckets)])
+            effect(DROP, partial(self._flows.drop_stage, stage))
+        effect(DROP, partial(self._flows.drop, flow))
 
     def scan(
         self, stage: StageRef, *, bucket: str | None = None, begin: bytes = b"", end: bytes | None = None

@@ -46,6 +46,7 @@ SNAPSHOT = "snapshot"
 RESTORE = "restore"
 POINTER = "pointer"
 HELD = "held"
+DROP = "drop"
 REPUBLISH_PRODUCE = "republish:produce"
 REPUBLISH_FLUSH = "republish:flush"
 REPUBLISH_DEAD_LETTER = "republish:dead_letter"
@@ -98,7 +99,8 @@ _POINTS = {
     SNAPSHOT: "the file of a snapshot, which is complete, gets its name",
     RESTORE: "a restore writes a part of a snapshot: the note that it has begun, states, the manifest",
     POINTER: "the pointer to a flow's live generation is closed to older writers, or written into one store",
-    HELD: "what a rebuild held until the swap, dead letters and published states, is produced and acknowledged",
+    HELD: "what a rebuild held until the swap, and published states, are produced and acknowledged, or what was held is removed",
+    DROP: "a part of a generation leaves a store: some of its states, or its epoch",
     FINISH: "a run that ends cleanly notes this in the manifests",
     REPUBLISH_PRODUCE: "a republisher hands a batch of outputs to its producer",
     REPUBLISH_FLUSH: "a republisher waits until its outputs are acknowledged",

@@ -26,6 +26,7 @@ Several tests may share one store: each uses a flow with its own name. Tests of 
 does not declare (`capabilities`) are skipped; no test is skipped by the name of a store. Needs pytest and hypothesis.
 """
 
+from persistence.contract.dropping import DropContract
 from persistence.contract.epochs import EpochContract
 from persistence.contract.manifests import ManifestContract
 from persistence.contract.marks import MarkContract
@@ -43,6 +44,7 @@ class StoreContract(
     ModelContract,
     ProcessContract,
     PointerContract,
+    DropContract,
     RemovalContract,
     MarkContract,
     ManifestContract,

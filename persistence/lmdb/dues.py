@@ -83,6 +83,15 @@ def due_page(
     return list(islice((one for one in found if one[0] != after), most))
 
 
+def due_prefixes(prefix: bytes) -> tuple[bytes, bytes]:
+    """Beginnings of the keys of a stage's entries here.
+
+    Args:
+        prefix: Number of the stage.
+    """
+    return _flagged(prefix, _BY_STATE), _flagged(prefix, _BY_TIME)
+
+
 def _due_entries(transaction: Transaction, prefix: bytes, begin: bytes, until: int) -> Iterator[tuple[bytes, bytes]]:
     """The entries by time of the states that are due, from `begin`, and their places."""
     last = _TIME.pack(until + _ZERO)

@@ -101,9 +101,14 @@ def manifest_key(flow: FlowRef) -> bytes:
     return f"manifest/{flow.flow}/{flow.generation}".encode()
 
 
+def stages_key(flow: FlowRef) -> bytes:
+    """Beginning of the keys of the entries of all stages of a generation."""
+    return f"stage/{flow.flow}/{flow.generation}/".encode()
+
+
 def stage_key(stage: StageRef) -> bytes:
     """Key of the entry of a stage."""
-    return f"stage/{stage.flow}/{stage.generation}/{stage.stage}".encode()
+    return stages_key(stage.flow_ref) + stage.stage.encode()
 
 
 def read_owner(value: bytes | None, ref: FlowRef | StageRef) -> Owner | None:
@@ -130,7 +135,7 @@ def read_epoch(value: bytes | None, flow: FlowRef) -> int:
         raise Corrupt("the installed epoch is not a number", ref=flow) from error
 
 
-def read_stage(value: bytes | None, stage: StageRef) -> StageEntry | None:
+def read_stage(value: bytes | None, stage: FlowRef | StageRef) -> StageEntry | None:
     """Parse the entry of a stage.
 
     Raises:

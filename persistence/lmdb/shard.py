@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 
 from persistence.cas import check_epoch, check_manifest, check_not_removed, later, resolve
-from persistence.commit.faults import effect, write_of
+from persistence.commit.faults import DROP, effect, write_of
 from persistence.errors import Fenced
-from persistence.lmdb.dues import due_page, remove_due, set_dues
+from persistence.lmdb.dues import due_page, due_prefixes, remove_due, set_dues
 from persistence.lmdb.environment import Transaction, shared
 from persistence.lmdb.layout import (
     HEAD,
@@ -31,6 +31,7 @@ from persistence.lmdb.layout import (
     read_state,
     read_states,
     stage_key,
+    stages_key,
     written,
 )
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
@@ -190,6 +191,20 @@ class Shard:
 
         self._environment.write(self, flow, write)
 
+    def drop_states(self, flow: FlowRef) -> None:
+        """Remove the states and the stages of a generation."""
+        while effect(DROP, lambda: self._environment.write(self, flow, lambda transaction: _drop(transaction, flow))):
+            pass
+
+    def drop_flow(self, flow: FlowRef) -> None:
+        """Remove the manifest and the epoch of a generation."""
+
+        def write(transaction: Transaction) -> None:
+            transaction.delete(manifest_key(flow))
+            transaction.delete(epoch_key(flow))
+
+        effect(DROP, lambda: self._environment.write(self, flow, write))
+
     def scan(self, stage: StageRef, begin: bytes, end: bytes | None) -> Iterator[tuple[bytes, Stored]]:
         """The states of a stage from the key `begin` up to but not including `end`, in the order of their keys."""
         # By pages: while a read transaction is open, no page that it may see is used again, and the file grows.
@@ -221,6 +236,24 @@ class Shard:
         """The states after the place `last`, or from about `begin`, and the last place; None after the last page."""
         nothing: _Page = [], None
         return self._environment.read(self, stage, lambda transaction: _page(transaction, stage, last, begin), nothing)
+
+
+def _drop(transaction: Transaction, flow: FlowRef) -> bool:
+    """Remove some states of a generation, and each stage that has none left; return whether there are more."""
+    begin, left = stages_key(flow), _REMOVED
+    cursor = transaction.cursor()
+    while cursor.set_range(begin) and cursor.key().startswith(begin):
+        name = cursor.key()
+        if (entry := read_stage(cursor.value(), flow)) is None:
+            break
+        for prefix in (*due_prefixes(entry.prefix), entry.prefix):
+            while left and cursor.set_range(prefix) and cursor.key().startswith(prefix):
+                cursor.delete()
+                left -= 1
+        if not left:
+            return True
+        transaction.delete(name)
+    return False
 
 
 def _epoch(transaction: Transaction, flow: FlowRef) -> int:

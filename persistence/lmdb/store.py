@@ -123,6 +123,13 @@ class LmdbStore:
     def save_manifest(self, flow: FlowRef, manifest: Manifest, *, after: tuple[int, int] = (0, 0)) -> None:
         self._shards[0].save_manifest(flow, manifest, after=after)
 
+    def drop(self, flow: FlowRef) -> None:
+        if self.installed_epoch(flow):
+            for one in self._shards:
+                one.drop_states(flow)
+            for one in reversed(self._shards):  # the first one shows whether there is something to drop
+                one.drop_flow(flow)
+
     def scan(
         self, stage: StageRef, *, bucket: str | None = None, begin: bytes = b"", end: bytes | None = None
     ) -> Iterator[tuple[bytes, Stored]]:

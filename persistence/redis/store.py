@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any
 
 from persistence.cas import check_distinct, check_is_epoch, manifest_behind, unknown_epoch
-from persistence.commit.faults import FENCE, write_of
+from persistence.commit.faults import DROP, FENCE, write_of
 from persistence.errors import Conflict, Corrupt, Fenced, Terminal
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
 from persistence.marks import (
@@ -252,6 +252,20 @@ class RedisStore:
         if kind == b"DAMAGED":
             raise Corrupt("the manifest's head cannot be read", ref=flow)
         refused_epoch(flow, kind, manifest.epoch, int(rest[0]))
+
+    def drop(self, flow: FlowRef) -> None:
+        for bucket in range(self._bucket_count(flow) or 0):
+            name = self._layout.bucket(flow, bucket)
+            fields = (field.decode().partition(":") for field in self._command(flow, name, ("HKEYS", name)))
+            stages = {flow.stage(stage) for _, colon, stage in fields if colon}
+            keys = [key for one in stages for key in (self._layout.states(one, bucket), self._layout.dues(one, bucket))]
+            # In one step: without its own hash, nobody would find the states of a bucket.
+            self._unlink(flow, name, *keys)
+        self._unlink(flow, self._layout.flow(flow))
+        self._buckets.pop(flow, None)
+
+    def _unlink(self, flow: FlowRef, *keys: bytes) -> None:
+        self._caller.run([command_call(keys[0], "UNLINK", *keys)], flow, writes=True, point=DROP)
 
     def scan(
         self, stage: StageRef, *, bucket: str | None = None, begin: bytes = b"", end: bytes | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from persistence.cas import check_distinct, check_epoch, check_is_epoch, check_manifest, check_not_removed, resolve
-from persistence.commit.faults import effect, write_of
+from persistence.commit.faults import DROP, effect, write_of
 from persistence.errors import Corrupt, Fenced, InvalidUrl
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
 from persistence.marks import (
@@ -48,6 +48,11 @@ _EARLIEST = -(1 << 63)
 _DUE_PAGE = "SELECT rowid, key FROM state WHERE stage = ? AND due = ? AND rowid > ? ORDER BY rowid LIMIT ?"
 _REMOVED = 20_000
 """States that one transaction removes: other writers wait for it."""
+_DROP_STATES = """
+DELETE FROM state WHERE rowid IN (SELECT state.rowid FROM state JOIN stage ON stage.id = state.stage
+    WHERE flow IN (SELECT id FROM flow WHERE name = ? AND generation = ?) LIMIT ?)
+"""
+_DROP_STAGES = "DELETE FROM stage WHERE flow IN (SELECT id FROM flow WHERE name = ? AND generation = ?)"
 _FIRST_PAGE = """
 SELECT key, version, epoch, batch, value FROM state WHERE stage = ? AND key >= ? ORDER BY key LIMIT ?
 """
@@ -211,6 +216,20 @@ class SqliteStore:
                 "UPDATE flow SET manifest = ? WHERE name = ? AND generation = ?",
                 (encode_manifest(manifest), flow.flow, flow.generation),
             )
+
+    def drop(self, flow: FlowRef) -> None:
+        while self.installed_epoch(flow) and effect(DROP, lambda: self._drop(flow)):
+            pass
+
+    def _drop(self, flow: FlowRef) -> bool:
+        """Remove some states of a generation in one transaction, and when none is left the rest of it."""
+        name = flow.flow, flow.generation
+        with self._database.writing(flow) as connection:
+            if connection.execute(_DROP_STATES, (*name, _REMOVED)).rowcount == _REMOVED:
+                return True
+            connection.execute(_DROP_STAGES, name)
+            connection.execute("DELETE FROM flow WHERE name = ? AND generation = ?", name)
+            return False
 
     def scan(
         self, stage: StageRef, *, bucket: str | None = None, begin: bytes = b"", end: bytes | None = None

@@ -264,6 +264,32 @@ class FindsStatesByTheirFirstTime(MemoryStore):
         return (key for key, due in first.items() if key in held and due <= until and (after is None or due > after))
 
 
+class DropsEveryGeneration(MemoryStore):
+    def _drop(self, flow):
+        for one in [ref for ref in self._epochs if ref.flow == flow.flow]:
+            super()._drop(one)
+
+
+class DropsTheEpochFirst(MemoryStore):
+    def drop(self, flow):
+        self._epochs.pop(flow, None)
+        super().drop(flow)
+
+
+class KeepsDueTimesOfWhatItDrops(MemoryStore):
+    def _drop(self, flow):
+        dues = {stage: held for stage, held in self._dues.items() if stage.flow_ref == flow}
+        super()._drop(flow)
+        self._dues |= dues
+
+
+class KeepsTheEpochOfWhatItDrops(MemoryStore):
+    def _drop(self, flow):
+        epoch = self.installed_epoch(flow)
+        super()._drop(flow)
+        self._epochs[flow] = epoch
+
+
 class TrustsAnOlderManifest(MemoryStore):
     def save_manifest(self, flow, manifest, *, after=(0, 0)):
         super().save_manifest(flow, manifest)

@@ -34,7 +34,7 @@ from jobs.tracing import Found, Place, Step
 from jobs.views import View
 from persistence.findings import Finding
 from persistence.manifest import Growth
-from persistence.pointer import Change, Pointer, Rebuild
+from persistence.pointer import Change, Origin, Pointer, Rebuild
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -87,7 +87,15 @@ def test_the_lines_of_replay() -> None:
     one = RebuildRange("legs", 0, 0, 1)
     differ = Differences(Comparison({}))
     plan = ReplayPlan("fleet", 1, 2, True, (), [one], {}, None, pointer, differ).as_json()
-    found = {*plan, *plan["ranges"][0], *plan["changes"][0], *differ.as_json(), *names(Pointer), *names(Rebuild)}
+    found = {
+        *plan,
+        *plan["ranges"][0],
+        *plan["changes"][0],
+        *differ.as_json(),
+        *names(Pointer),
+        *names(Rebuild),
+        *names(Origin),
+    }
     found |= {*Replayed("fleet", 2, 1).as_json(), *Swapped("fleet", 2, 1, True, Report(), differ).as_json()}
     assert named("Lines of replay") == found
 

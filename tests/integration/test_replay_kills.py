@@ -54,10 +54,10 @@ def world(kafka: str, topic: Callable[..., str], tmp_path: File) -> Iterator[Wor
 def headwater(world: World, command: str, *options: str, fault: str = "") -> tuple[int, str]:
     """Run a command as a process; return its exit code and what it said."""
     stores = [f"--store={stage}={url}" for stage, url in world.stores(fleet(world.topic)).items()]
-    letters = [] if "--rollback" in options else ["--dead-letters", world.dead]
+    letters = ["--dead-letters", world.dead] if command == "run" or {"--apply", "--swap"} & {*options} else []
+    kafka = [] if command == "snapshot" else ["--bootstrap", world.settings.bootstrap]
     done = subprocess.run(
-        [sys.executable, "-m", "jobs.cli", command, "flights:out", *options, *stores, *letters]
-        + ["--bootstrap", world.settings.bootstrap],
+        [sys.executable, "-m", "jobs.cli", command, "flights:out", *options, *stores, *letters, *kafka],
         cwd=world.directory,
         env={**os.environ, "PYTHONPATH": os.fspath(ROOT), SPEC: fault},
         capture_output=True,
@@ -72,9 +72,9 @@ def run(world: World) -> tuple[int, str]:
     return headwater(world, "run", "--runner", "local", "--until-caught-up")
 
 
-def replay(world: World, form: str, fault: str = "") -> tuple[int, str]:
-    runner = [] if form == "--rollback" else ["--runner", "local"]
-    return headwater(world, "replay", form, "--reason", "a test", *runner, fault=fault)
+def replay(world: World, form: str, *options: str, fault: str = "") -> tuple[int, str]:
+    runner = ["--runner", "local"] if form in ("--apply", "--swap") else []
+    return headwater(world, "replay", form, *options, "--reason", "a test", *runner, fault=fault)
 
 
 def test_a_rebuild_and_a_swap_that_are_killed_at_every_kind_of_step_are_exact_in_the_end(world: World) -> None:
@@ -89,7 +89,7 @@ def test_a_rebuild_and_a_swap_that_are_killed_at_every_kind_of_step_are_exact_in
     assert run(world)[0] == Exit.DONE
     for fault in APPLY:
         more()
-        assert replay(world, "--apply", fault)[0] == -signal.SIGKILL, fault
+        assert replay(world, "--apply", fault=fault)[0] == -signal.SIGKILL, fault
         code, said = run(world)
         assert code == Exit.DONE, said
         assert pointer_of(flow, world.stores(flow)).live == 1
@@ -97,7 +97,7 @@ def test_a_rebuild_and_a_swap_that_are_killed_at_every_kind_of_step_are_exact_in
     killed = []
     for fault in SWAP:
         more()
-        code, said = replay(world, "--swap", fault)
+        code, said = replay(world, "--swap", fault=fault)
         assert code == -signal.SIGKILL, f"{fault}: {said}"
         killed.append(fault)
         code, said = run(world)
@@ -116,6 +116,32 @@ def test_a_rebuild_and_a_swap_that_are_killed_at_every_kind_of_step_are_exact_in
     assert replay(world, "--rollback")[0] == Exit.DONE
     assert run(world)[0] == Exit.DONE
     assert pointer_of(flow, world.stores(flow)).live == 1
+    world.check(flow)
+
+
+def test_a_rebuild_from_a_snapshot_and_a_drop_that_are_killed_are_repeated(world: World) -> None:
+    flow, sent = fleet(world.topic), some_legs(200)
+    world.send([*republished(sent, range(80)), DEAD])
+    assert run(world)[0] == Exit.DONE
+    code, said = headwater(world, "snapshot", "--to", "fleet.snapshot")
+    assert code == Exit.DONE, said
+    world.send([*republished(sent, range(60, 140)), DEAD])
+    assert run(world)[0] == Exit.DONE
+    begin = ["--snapshot", "fleet.snapshot", "--outputs", "send"]
+    for fault in ("restore.after", "restore.after@3", "restore.before@6", "publish.after", "persist:carrier.after"):
+        code, said = replay(world, "--apply", *begin, fault=fault)
+        assert code == -signal.SIGKILL, said
+        begin = []
+        assert run(world)[0] == Exit.DONE
+    for form, fault in (("--swap", "held.after@3"), ("--swap", ""), ("--rollback", ""), ("--rollback", "")):
+        code, said = replay(world, form, fault=fault)
+        assert code == (-signal.SIGKILL if fault else Exit.DONE), said
+    assert pointer_of(flow, world.stores(flow)).live == 2
+    for fault in ("drop.before", "drop.after", "drop.before@4", "drop.after@8", ""):
+        code, said = replay(world, "--drop", "1", "--accept", "no-rollback", fault=fault)
+        assert code == (-signal.SIGKILL if fault else Exit.DONE), said
+    world.send(republished(sent, range(120, 200)))
+    assert run(world)[0] == Exit.DONE
     world.check(flow)
 
 

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from aggregations.definition.flow import Flow
-from aggregations.definition.windows import tumbling
 from aggregations.errors import RunRefusedError
 from aggregations.run.snapshots import Latest, read_snapshot
 from jobs.environment import UsageError
@@ -152,14 +151,6 @@ def test_a_flow_for_the_differences_that_is_not_the_live_one(fleet_of: Fleet) ->
     other = fleet(world.topic, stages=1).aggregate("carrier", "tail", TOTALS)
     with pytest.raises(RunRefusedError, match="stage carrier was made by another definition than that of --against"):
         plan_replay(fleet_of.flow, **fleet_of.options(against=other))
-
-
-def test_windows_that_are_published_when_they_close(world: World, topic: Callable[..., str], tmp_path: File) -> None:
-    flow = fleet(world.topic, stages=1).aggregate("hour", "carrier", TOTALS, window=tumbling("1h"))
-    site = Fleet(world, flow.publish_states(topic(name="hours"), on="close"), tmp_path / "work")
-    with pytest.raises(RunRefusedError, match=r"stage hour publishes windows when they close.*by hand"):
-        site.rebuild()
-    assert site.pointer() == Pointer()
 
 
 def test_published_states_are_sent_by_the_swap_and_refuse_the_way_back(

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from tests.support.replays import NEW, OLD, Land, dies
 Step = tuple[str, int, bool]
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["grow", "go_on", "freeze", "wake", "die", "rebuild", "swap", "roll_back"]),
+        st.sampled_from(["grow", "go_on", "freeze", "wake", "die", "save", "rebuild", "swap", "roll_back", "drop"]),
         st.integers(0, 12),
         st.booleans(),
     ),
@@ -31,6 +33,12 @@ STEPS = st.lists(
 
 def play(land: Land, steps: Sequence[Step]) -> None:
     """Take steps; a command dies at an effect if its number is not 0. Then let everything come to an end, and check."""
+    with TemporaryDirectory() as directory:
+        take(land, steps, Path(directory) / "snapshot")
+        finish(land)
+
+
+def take(land: Land, steps: Sequence[Step], file: Path) -> None:
     code = [OLD, NEW]
     for what, number, flag in steps:
         if what == "grow":
@@ -45,17 +53,20 @@ def play(land: Land, steps: Sequence[Step]) -> None:
         elif what == "die":
             dies(lambda number=number: land.go_on(3), number, applied=flag)
             land.run = None
+        elif what == "save":
+            attempt(land, lambda: land.save(file), number)
         elif what == "rebuild":
-            attempt(
-                land, lambda: land.rebuild(code[flag if land.pointer().rebuild is None else _redefined(land)]), number
-            )
+            now = code[flag if land.pointer().rebuild is None else _redefined(land)]
+            begins = file if number % 3 and file.exists() else None
+            attempt(land, partial(land.rebuild, now, file=begins), number)
         elif what == "swap":
             meanwhile = partial(land.go_on, 1) if flag else lambda: None
             attempt(land, partial(land.swap, agreed=number != 1, meanwhile=meanwhile), number)
         elif what == "roll_back":
             attempt(land, land.roll_back, number)
+        elif what == "drop":
+            attempt(land, partial(land.drop, 1 + number % 4), 0 if flag else number)
         check(land)
-    finish(land)
 
 
 def _redefined(land: Land) -> bool:
@@ -107,9 +118,11 @@ def finish(land: Land) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(steps=STEPS, apart=st.booleans())
-def test_whatever_happens_the_live_generation_has_every_event_once(steps: list[Step], apart: bool) -> None:
-    play(Land.on(apart=apart, length=6), steps)
+@given(steps=STEPS, apart=st.booleans(), holds=st.booleans())
+def test_whatever_happens_the_live_generation_has_every_event_once(steps: list[Step], apart: bool, holds: bool) -> None:
+    land = Land.on(apart=apart, length=6)
+    land.holds = holds
+    play(land, steps)
 
 
 def no_fence(patch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from aggregations.definition.aggregates import count, first, last, total
 from aggregations.definition.aggregates_exact import collect, variance
+from aggregations.definition.element import Element
 from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
@@ -232,10 +233,15 @@ GAPS = st.sampled_from([session("1m"), session("2m", lateness="5m"), session("5m
 MINUTES = st.lists(st.integers(0, 12), min_size=1, max_size=40)
 
 
+def _emitted(element: Element[Any], state: Any) -> list[Any]:
+    return [state, {"own": element.offset}][: element.offset % 3]
+
+
 @st.composite
 def _flows(draw: st.DrawFn) -> Flow[Any]:
     fields: Mapping[str, Any] = draw(every.fields).fields
-    emit = draw(st.sampled_from([None, None, Emit(n="new.n", was="old.n"), Emit(n="new.n", was="old.n").changed()]))
+    columns = Emit(n="new.n", was="old.n")
+    emit = draw(st.sampled_from([None, None, columns, columns.changed(), _emitted]))
     fold = Fields(n=count(where=draw(st.none() | every.predicates)), **fields)
     flow = Flow("f").source(every.TOPIC)
     flow = flow.aggregate("one", draw(KEYS), fold, co_partitioned=False, window=draw(GAPS), emit=emit)

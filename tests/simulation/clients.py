@@ -12,7 +12,7 @@ from typing import Any
 from confluent_kafka import KafkaError
 
 from envelope.headers import Headers
-from jobs.republish import absence, growth_watch, offsets, place, service, topic_check, worker
+from jobs.republish import absence, growth_watch, loop, offsets, place, service, topic_check, worker
 from jobs.republish import input as reading
 from jobs.republish.place import SESSION_MS
 from persistence.commit.faults import effect
@@ -126,7 +126,7 @@ class SimulatedProducer:
         self._queue.clear()
 
 
-TIMED = (absence, growth_watch, topic_check, offsets, place, service, worker, producing)
+TIMED = (absence, growth_watch, loop, topic_check, offsets, place, worker, producing)
 """Modules that read the clock."""
 _PATCHES: Sequence[Patch] = (
     (reading, "Consumer", SimulatedConsumer),

@@ -1,5 +1,7 @@
 """The forms of the command that rebuilds states, as in `command_table`."""
 
+from pathlib import Path
+
 from aggregations.report import Report
 from jobs.comparing import Comparison
 from jobs.replay import Differences, Replayed, ReplayPlan, Swapped
@@ -27,6 +29,8 @@ FOLDING = {
 }
 AGAINST = Option("--against tests.support.pure_flow:flow", {"against.name": "fleet"})
 SAMPLE = Option("--sample 3", {"sample": 3})
+OUTPUTS = Option("--outputs send", {"outputs": True})
+SNAPSHOT = Option("--snapshot fleet.snapshot", {"snapshot": Path("fleet.snapshot")})
 
 REPLAY = {
     "headwater replay": Command(
@@ -37,6 +41,7 @@ REPLAY = {
             **COMMON,
             **CLUSTER,
             "redefine": Option("--redefine", {"redefine": True}),
+            "snapshot": SNAPSHOT,
             "accept": FOLDING["accept"],
             "against": AGAINST,
             "sample": SAMPLE,
@@ -46,7 +51,7 @@ REPLAY = {
         f"replay {FLOW} --apply --reason fold --bootstrap b:1",
         "jobs.replay.rebuild",
         Replayed("flights", 2, 1, Report(records=3, batches=1)),
-        {**FOLDING, "redefine": Option("--redefine", {"redefine": True})},
+        {**FOLDING, "redefine": Option("--redefine", {"redefine": True}), "snapshot": SNAPSHOT, "outputs": OUTPUTS},
     ),
     "headwater replay (swap)": Command(
         f"replay {FLOW} --swap --reason fold --bootstrap b:1",
@@ -59,6 +64,16 @@ REPLAY = {
         "jobs.replay.rollback",
         POINTER,
         {**CHANGING, **CLUSTER, "accept": FOLDING["accept"]},
+    ),
+    "headwater replay (drop)": Command(
+        f"replay {FLOW} --drop 1 --reason fold",
+        "jobs.replay.drop",
+        POINTER,
+        {
+            **CHANGING,
+            "drop": Option("--drop 3", {"number": 3}, without="--drop 1"),
+            "accept": Option("--accept no-rollback", {"accept": ["no-rollback"]}),
+        },
     ),
     "headwater replay (abandon)": Command(
         f"replay {FLOW} --abandon --reason fold",

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any, TypeVar
 
 import polars as pl
@@ -17,16 +18,20 @@ from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
 from aggregations.report import Report
 from aggregations.run.binding import bind
+from aggregations.run.held_outputs import forget_outputs, held_outputs
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.results import results_of
 from aggregations.run.states import state_of
-from envelope import TopicPartition
+from envelope import TopicPartition, decode
+from jobs.backup import snapshot
 from jobs.comparing import Comparison
+from jobs.replaying.beginning import beginning_of, fill_from_snapshot
+from jobs.replaying.dropping import drop_generation
 from jobs.replaying.generations import Author, Generations, begin_rebuild, generations_of, reopen, roll_back
 from jobs.replaying.results import Differences, Swapped
 from jobs.replaying.swapping import at_work, swap_rebuild
-from persistence.commit.faults import use
-from persistence.errors import Fenced
+from persistence.commit.faults import HELD, effect, use
+from persistence.errors import Fenced, Terminal
 from persistence.manifest import Rebuilt
 from persistence.pointer import Pointer
 from tests.support.pure import bare, batch, fresh_store
@@ -59,7 +64,7 @@ class CrashAt:
         raise Crash
 
 
-def fleet_of(**fields: Any) -> Flow[Any]:
+def fleet_of(*, out: str = "legs.out", **fields: Any) -> Flow[Any]:
     """Two stages; `fields` are added to what the first one keeps. Each element is published at the end."""
     return (
         Flow("fleet")
@@ -67,11 +72,11 @@ def fleet_of(**fields: Any) -> Flow[Any]:
         .filter(pl.col("minutes") > 0)
         .aggregate("aircraft", "tail", Fields(n=number_of(), m=total("minutes"), **fields))
         .aggregate("carrier", "carrier", Fields(n=number_of(), m=total("minutes")))
-        .publish("legs.out")
+        .publish(out)
     )
 
 
-OLD, NEW = fleet_of(), fleet_of(late=number_of("late"))
+OLD, NEW = fleet_of(), fleet_of(late=number_of("late"), out="legs.late")
 
 
 @dataclass(slots=True)
@@ -83,6 +88,8 @@ class Land:
         code: Definition of the flow by generation.
         length: Records in the log: offsets 0 to this.
         published: Offset of each output that left, in order.
+        sent: Offset of each output that a swap sent, in order.
+        holds: Rebuilds hold their outputs.
         run: The open run of the live generation; None if there is none.
         stale: Runs that were not closed: frozen processes that may wake up at any time.
     """
@@ -91,6 +98,8 @@ class Land:
     code: dict[int, Flow[Any]] = field(default_factory=lambda: {1: OLD})
     length: int = 0
     published: list[int] = field(default_factory=list)
+    sent: list[int] = field(default_factory=list)
+    holds: bool = False
     run: MemoryRunner | None = None
     stale: list[MemoryRunner] = field(default_factory=list)
 
@@ -156,7 +165,7 @@ class Land:
         run = self.stale[number % len(self.stale)]
         try:
             self.fold(run, records)
-        except Fenced:
+        except (Fenced, Terminal):  # the generation may have been dropped
             return False
         return True
 
@@ -179,11 +188,32 @@ class Land:
             oracle.process(self.records(0, length))
             return {stage: oracle.results(stage) for stage in ("aircraft", "carrier")}
 
-    def rebuild(self, code: Flow[Any], *, size: int = 2, meanwhile: Callable[[], object] = lambda: None) -> int:
+    def save(self, file: Path) -> None:
+        """Save the states of the live generation in a file, after the end of its run."""
+        if self.run is not None:
+            self.run.close()
+            self.run = None
+        snapshot(self.code[self.pointer().live], file, stores=self.urls, replace=True)
+
+    def rebuild(
+        self,
+        code: Flow[Any],
+        *,
+        size: int = 2,
+        meanwhile: Callable[[], object] = lambda: None,
+        file: Path | None = None,
+    ) -> int:
         """Rebuild with this code, as `jobs.replay.rebuild` does, in a new process; return the generation."""
         author = author_of("rebuild")
         with generations_of(code, self.urls) as found:
-            pointer, note = begin_rebuild(found, author, live=1, redefined=code is NEW)
+            begins = beginning_of(found, found.pointer(), found.pointer().live, file)
+            pointer, note = begin_rebuild(
+                *(found, author),
+                live=1,
+                redefined=code is NEW,
+                origin=begins.origin if begins else None,
+                outputs=self.holds or None,
+            )
             assert pointer.rebuild is not None
             self.code[pointer.rebuild.generation] = code
             with at_work(found, author):
@@ -209,13 +239,18 @@ class Land:
         assert self.results(new) == self.expected(new, self.position(new))
         return Differences(Comparison({}))
 
+    def drop(self, generation: int) -> Pointer:
+        """Drop a generation, as `jobs.replay.drop` does, in a new process."""
+        with generations_of(OLD, self.urls) as found:
+            return drop_generation(found, author_of("drop"), generation, live=1, accept=["no-rollback"], take_over=True)
+
     def roll_back(self) -> Pointer:
         """Roll back, or keep the live generation after an interrupted swap, as `jobs.replay.rollback` does."""
         author = author_of("rollback")
         with generations_of(OLD, self.urls) as found:
             pointer = found.settled()
             if pointer.rebuild is not None:
-                return reopen(found, author) if pointer.closing else pointer
+                return reopen(found, author, pointer) if pointer.closing else pointer
             return roll_back(found, author)
 
 
@@ -230,8 +265,13 @@ class MemoryFolding:
     def fold(self, found: Generations, pointer: Pointer, note: Rebuilt) -> Report:
         assert pointer.rebuild is not None
         generation, place = pointer.rebuild.generation, TopicPartition("legs", 0)
+        fill_from_snapshot(found, pointer.rebuild, note)
         run = MemoryRunner(
-            found.flow, self.land.urls, ends={place: self.land.length}, generation=generation, rebuilt=note
+            *(found.flow, self.land.urls),
+            ends={place: self.land.length},
+            generation=generation,
+            rebuilt=note,
+            holds=pointer.rebuild.outputs,
         )
         until = self.until(found, pointer)
         while (first := run.run.start.get(place, 0)) < until:
@@ -248,7 +288,16 @@ class MemoryFolding:
         self.meanwhile()
         return 0
 
-    def send_states(self, found: Generations, generation: int) -> int:
+    def send_outputs(self, found: Generations, generation: int) -> int:
+        """Note the outputs that were held, as `send_outputs` sends them."""
+        ref, store = found.ref(generation), found.stores[0]
+        outputs = effect(HELD, lambda: [*held_outputs(store, ref)])
+        self.land.sent += [decode(one.value).chain[-1].offset for one in outputs]
+        self.meanwhile()
+        effect(HELD, lambda: forget_outputs(store, ref, epoch=store.installed_epoch(ref)))
+        return len(outputs)
+
+    def send_states(self, found: Generations, generation: int, before: int) -> int:
         self.meanwhile()
         return 0
 

@@ -1,9 +1,5 @@
 """States under a changed `Fields`: what is continued, as what, and what is refused before anything is written."""
 
-import re
-import sqlite3
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +10,9 @@ from aggregations.definition.aggregates_sketches import approximate_distinct, qu
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.errors import DefinitionChangedError, FlowError
-from aggregations.per_message.stage import KeyState
-from aggregations.run.begin import begin, look
+from aggregations.run.begin import look
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from aggregations.run.states import save_states
 from jobs.views import states as views
 from tests.support.both import Both
 from tests.support.pure import bare, fresh_store, leg, runner, states
@@ -50,7 +44,7 @@ def test_a_field_that_no_state_has_is_refused_before_anything_is_written_and_the
         DefinitionChangedError,
         match=r"flow fleet, generation 1, stage aircraft: 2 of 2 states do not fit its new definition, for example of key b'N[01]': "
         r"field 'late' is missing; declare its value in earlier states with \.added\(late=\.\.\.\)\. "
-        r"Otherwise rebuild into a new generation \(--generation\)",
+        r"Otherwise rebuild the flow \(`headwater replay --redefine`\)",
     ):
         accepted(ADDED, store)
     assert before.run.stores["aircraft"].load_manifest(before.run.ref) == kept
@@ -269,22 +263,3 @@ def test_a_start_is_part_of_the_definition_and_its_order_is_not():
     one, other = ADDED.added(n=0).added(late=0), ADDED.added(late=0, n=0)
     assert one.describe() == other.describe() != ADDED.describe()
     assert ADDED.added(late=1).describe() != ADDED.added(late=0).describe()
-
-
-def test_the_documented_sql_drops_one_generation_and_leaves_the_others(tmp_path):
-    [sql] = [
-        block
-        for page in Path("docs").rglob("*.md")
-        for block in re.findall(r"```sql\n(.*?)```", page.read_text(), re.DOTALL)
-        if "DELETE FROM flow" in block
-    ]
-    url = f"sqlite://{tmp_path}/states.db"
-    runs = [begin(flow(OLD), {"aircraft": url}, generation=generation) for generation in (1, 2)]
-    for run in runs:
-        save_states(run, run.flow.stages[0], {b"N1": KeyState({"n": 1, "m": 1})})
-    with closing(sqlite3.connect(tmp_path / "states.db")) as database:
-        database.executescript(sql)
-        assert {row[0] for row in database.execute("SELECT count(*) FROM state")} == {1}
-    first, second = (run.stores["aircraft"] for run in runs)
-    assert [first.load_manifest(run.ref) is None for run in runs] == [True, False]
-    assert [key for key, _ in second.scan(runs[1].ref.stage("aircraft"))] == [b"N1"]

@@ -104,7 +104,9 @@ def test_a_key_whose_fold_raises_is_unfit_and_the_other_states_follow_from_the_s
         [*(encode_record(StateRecord("d", state, held)) for state in before), None], form_of("d", None), names
     )
     found = elements_of([leg(0, minutes=1), leg(1, minutes=-1), leg(2, minutes=1)], bare())
-    folded = fold_elements(Seen(), found, np.array([0, 1, 2]), stored)
+    [stage] = Flow("f").source(bare()).aggregate("a", "tail", Seen()).stages
+    folded, passed = fold_elements(stage.aggregate, found, np.array([0, 1, 2]), stored)
+    assert passed == []
     assert folded.unfit.tolist() == [False, True, False]
     texts = [folded.texts[folded.values.first[0, key] : folded.values.last[0, key]] for key in (0, 2)]
     assert texts == [b'{"n":2,"offsets":[9,0]}', b'{"n":1,"offsets":[2]}']

@@ -260,3 +260,11 @@ def test_beyond_the_limit_the_lowest_positions_are_listed_whatever_is_listed_alr
     full = listing(*(entry(n) for n in range(10))).changed(Changes({entry(n) for n in range(100)}))
     assert listed(full) == {entry(n) for n in range(12)}
     assert full.forgotten == {"a": 88}
+
+
+def test_dead_letters_of_a_generation_whose_states_were_continued_are_mine() -> None:
+    ledger = Ledger.of("fleet", 3, Manifest(1, 1), (2, 1))
+    letters = [Redrive("", False, "fleet", False, generation) for generation in (1, 2, 3, 4)]
+    assert [ledger.mine(one) for one in letters] == [True, True, True, False]
+    assert ledger.changed(Changes()).earlier == ledger.levelled().earlier == (2, 1)
+    assert not ledger.mine(Redrive("", False, "other", False, 1))

@@ -222,15 +222,15 @@ def test_at_most_five_partitions_that_are_behind_are_named() -> None:
         ),
         (
             lambda: check_stores("f", [("s", manifest(1, s="old"))], {"s": "new"}),
-            r"flow f: stage s has definition new; the flow last ran with old\. Rebuild into",
+            r"flow f: stage s has definition new; the flow last ran with old\. Rebuild the flow",
         ),
         (
             lambda: check_stores("f", [("s", manifest(1, a="x", b="y"))], {"b": "y", "a": "x"}),
-            r"flow f: its stages were in a different order before\. Rebuild into",
+            r"flow f: its stages were in a different order before\. Rebuild the flow",
         ),
         (
             lambda: check_stores("f", [("s", manifest(1, s="x"))], {"s": "x", "t": "y"}),
-            r"flow f first ran without stage t in its store.*\. Rebuild into a new generation",
+            r"flow f first ran without stage t in its store.*\. Rebuild the flow",
         ),
         (
             lambda: check_durability([("up", Capabilities(durable=True)), ("down", Capabilities())]),

@@ -5,8 +5,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from aggregations.errors import RunRefusedError
+from jobs.replaying.generations import begin_rebuild, generations_of
 from persistence.commit.faults import use
-from tests.support.replays import NEW, OLD, CrashAt, Land, dies
+from persistence.errors import Fenced
+from persistence.pointer import MOST_CHANGES
+from tests.support.replays import NEW, OLD, CrashAt, Land, author_of, dies
 
 
 def begun(*, apart: bool) -> Land:
@@ -164,3 +167,83 @@ def test_a_rollback_is_rolled_back():
         ("rollback", 1),
         ("rollback", 2),
     ]
+
+
+def taken_over(land: Land) -> str:
+    """Let another process take over the rebuild; return its name."""
+    author = author_of("swap")
+    with generations_of(NEW, land.urls) as found:
+        begin_rebuild(found, author, live=1, redefined=False)
+    return author.worker
+
+
+def rebuilt() -> Land:
+    """A live generation with a rebuild that is behind it, and no run at work."""
+    land = begun(apart=True)
+    land.rebuild(NEW)
+    land.go_on(3)
+    land.run = None
+    return land
+
+
+def test_a_swap_that_fails_after_another_process_took_over_leaves_the_flow_to_it(monkeypatch):
+    land = rebuilt()
+    others: list[str] = []
+
+    def fails(*_: object) -> None:
+        others.append(taken_over(land))
+        raise RuntimeError("no room for the states")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Land, "compare", fails)
+        with pytest.raises(RuntimeError):
+            land.swap()
+    pointer = land.pointer()
+    assert (pointer.closing, pointer.rebuild.worker) == (1, others[0])
+    land.go_on(1)
+    assert land.run is None
+    land.swap()
+    check(land, 2)
+
+
+def test_a_swap_that_another_process_took_over_does_not_stop_the_live_run():
+    land = rebuilt()
+    others: list[str] = []
+    with pytest.raises((RunRefusedError, Fenced)):
+        land.swap(meanwhile=lambda: others.append(taken_over(land)))
+    pointer = land.pointer()
+    assert (pointer.closing, pointer.rebuild.worker) == (0, others[-1])
+    land.go_on(1)
+    assert land.run is not None
+
+
+def test_a_swap_that_was_taken_back_meanwhile_sends_nothing(monkeypatch):
+    land = rebuilt()
+    sent: list[None] = []
+    compare = Land.compare
+
+    def taken_back(_: Land, old: int, new: int) -> object:
+        found = compare(land, old, new)
+        land.roll_back()
+        monkeypatch.setattr(Land, "compare", compare)
+        return found
+
+    monkeypatch.setattr(Land, "compare", taken_back)
+    with pytest.raises(RunRefusedError, match="another command has taken over the rebuild, or has ended it"):
+        land.swap(meanwhile=lambda: sent.append(None) if land.pointer().closing == 0 else None)
+    assert len(sent) == 2  # the batches of the rebuild before the live run was stopped
+    land.go_on(1)
+    land.swap()
+    check(land, 2)
+
+
+def test_a_rebuild_is_continued_however_often_its_swap_is_declined():
+    land = rebuilt()
+    for _ in range(MOST_CHANGES + 1):
+        assert not land.swap(agreed=False).done
+    changes = land.pointer().changes
+    assert len(changes) == MOST_CHANGES
+    assert (changes[0].what, changes[0].generation) == ("rebuild", 2)
+    land.swap()
+    assert [one.what for one in land.pointer().changes[-2:]] == ["rollback", "swap"]
+    check(land, 2)

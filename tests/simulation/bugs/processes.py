@@ -10,7 +10,8 @@ from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, TopicPartiti
 from aggregations.run.plan import Plan, plan
 from envelope.hops import HopWriter
 from jobs.republish import input as reading
-from jobs.republish import processor, service, worker
+from jobs.republish import loop, processor, worker
+from jobs.republish.express import Express
 from jobs.republish.topic_check import TopicCheck, TopicReplaced
 from persistence.commit.faults import (
     REPUBLISH_COMMIT,
@@ -119,7 +120,7 @@ _raise_for = original(reading.Input, "raise_for")
 _hold = original(reading.Input, "hold")
 _finish = original(worker.Worker, "finish")
 _write = original(HopWriter, "write")
-_passed_on = original(processor, "express")
+_passed_on = original(Express, "passed_on")
 
 
 def _hop(**changes: Any) -> Any:
@@ -132,9 +133,9 @@ def _hop_counted(self: Any, *arguments: Any, index: int = 0, count: int = 1, **o
     return written
 
 
-def _express_forgets_the_hop(*arguments: Any) -> Any:
-    _passed_on(*arguments)
-    return lambda value, *rest: value
+def _express_forgets_the_hop(self: Any, messages: Any, writers: Any) -> Any:
+    made = _passed_on(self, messages, writers)
+    return [one and message.value() for message, one in zip(messages, made, strict=True)]
 
 
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
@@ -152,7 +153,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     ),
     "service-commits-first": (
         "a republisher commits before its outputs are acknowledged",
-        [(service._Run, "_commit", _commits_first)],
+        [(loop.Loop, "_commit", _commits_first)],
     ),
     "service-does-not-flush": (
         "a republisher commits what is still in its producer's queue",
@@ -218,6 +219,6 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     ),
     "service-leaves-no-hop": (
         "a republisher passes a record on without a hop of its own",
-        [(processor, "express", _express_forgets_the_hop)],
+        [(Express, "passed_on", _express_forgets_the_hop)],
     ),
 }

@@ -1,0 +1,160 @@
+"""A rebuild that begins with a snapshot has the states of one that begins where the flow began, wherever it dies."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aggregations.errors import DefinitionChangedError, RunRefusedError
+from aggregations.run.memory import MemoryRunner
+from jobs.replaying.generations import generations_of
+from persistence.commit.faults import use
+from tests.support.replays import NEW, OLD, CrashAt, Land, dies
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "fleet.snapshot"
+
+
+def interrupted(file: Path) -> Land:
+    """A rebuild that died after it had written the first states of its snapshot."""
+    trial = saved(file)
+    with use(CrashAt(0, applied=False)) as counted:
+        trial.rebuild(OLD, file=file)
+    land = saved(file)
+    assert dies(lambda: land.rebuild(OLD, file=file), counted.points.index("restore") + 3, applied=True)
+    land.code[2] = OLD
+    return land
+
+
+def saved(file: Path) -> Land:
+    """A live generation whose snapshot has the first 5 records, and whose run is at work on the next ones."""
+    land = Land.on(apart=True, length=12)
+    land.go_on(5)
+    land.save(file)
+    land.go_on(3)
+    return land
+
+
+def effects(action: Callable[[], object]) -> int:
+    with use(CrashAt(0, applied=False)) as counted:
+        action()
+    return counted.reached
+
+
+def check(land: Land, generation: int) -> None:
+    land.length += 3
+    for _ in range(land.length):
+        land.go_on(3)
+    assert land.pointer().live == generation
+    assert land.results(generation) == land.expected(generation, land.length)
+    assert {*land.published} == {*range(1, land.length)}
+
+
+def test_it_reads_only_what_comes_after_the_snapshot(file: Path) -> None:
+    land = saved(file)
+    read: list[int] = []
+    before = MemoryRunner.process
+
+    def process(run: MemoryRunner, records: object) -> object:
+        found = [*records]  # type: ignore[call-overload]
+        read.extend(one.offset for one in found)
+        return before(run, found)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryRunner, "process", process)
+        assert land.rebuild(OLD, file=file) == 2
+    assert read == [5, 6, 7]
+    assert land.results(2) == land.expected(2, 8)
+    land.swap()
+    check(land, 2)
+
+
+@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_one_that_dies_at_any_effect_is_repeated_with_or_without_the_file(
+    file: Path, *, applied: bool, named: bool
+) -> None:
+    trial = saved(file)
+    total = effects(lambda: trial.rebuild(OLD, file=file))
+    assert total > 20
+    for nth in range(1, total + 1):
+        land = saved(file)
+        assert dies(lambda land=land: land.rebuild(OLD, file=file), nth, applied=applied)  # type: ignore[misc]
+        begun = land.pointer().rebuild is not None
+        land.go_on(1)
+        land.rebuild(OLD, file=file if named or not begun else None)
+        assert land.results(2) == land.expected(2, land.position(1))
+        land.swap()
+        check(land, 2)
+
+
+def test_a_swap_completes_a_restore_that_was_interrupted(file: Path) -> None:
+    land = interrupted(file)
+    with generations_of(OLD, land.urls) as found:
+        assert any(one.restoring for _, one in found.manifests(2) if one)
+    land.swap()
+    check(land, 2)
+
+
+def test_another_snapshot_is_refused_once_it_has_begun(file: Path) -> None:
+    land = saved(file)
+    other = file.with_name("other")
+    land.save(other)
+    land.rebuild(OLD, file=file)
+    with pytest.raises(RunRefusedError, match=r"generation 2: its rebuild began with another snapshot, .*--abandon"):
+        land.rebuild(OLD, file=other)
+    moved = file.rename(file.with_name("moved"))
+    land.rebuild(OLD, file=moved)
+    rebuild = land.pointer().rebuild
+    assert rebuild is not None
+    assert rebuild.origin is not None
+    assert rebuild.origin.generations == (1,)
+
+
+def test_a_snapshot_for_a_rebuild_that_began_at_the_start_is_refused(file: Path) -> None:
+    land = saved(file)
+    land.rebuild(OLD)
+    with pytest.raises(RunRefusedError, match="began where the flow began"):
+        land.rebuild(OLD, file=file)
+
+
+def test_a_file_that_is_gone_or_replaced_before_its_states_were_written_is_asked_for(file: Path) -> None:
+    land = interrupted(file)
+    moved = file.rename(file.with_name("moved"))
+    with pytest.raises(RunRefusedError, match=r"does not have all of its states yet\. Give the file with --snapshot"):
+        land.rebuild(OLD)
+    land.save(file)
+    with pytest.raises(RunRefusedError, match=r"fleet\.snapshot is another one"):
+        land.rebuild(OLD)
+    assert land.rebuild(OLD, file=moved) == 2
+    assert land.results(2) == land.expected(2, 8)
+
+
+def test_a_snapshot_of_another_definition_or_flow_or_ahead_of_the_live_generation_is_refused(file: Path) -> None:
+    land = saved(file)
+    with pytest.raises(DefinitionChangedError, match="made by another definition"):
+        land.rebuild(NEW, file=file)
+    behind = Land.on(apart=True, length=12)
+    behind.go_on(3)
+    with pytest.raises(RunRefusedError, match=r"contains legs:0 up to 5, and the generation up to 3.*earlier snapshot"):
+        behind.rebuild(OLD, file=file)
+    assert behind.pointer().rebuild is None
+    assert land.pointer().rebuild is None
+
+
+def test_a_snapshot_of_a_rebuild_continues_the_generations_before(file: Path) -> None:
+    land = saved(file)
+    land.rebuild(OLD, file=file)
+    land.swap()
+    land.go_on(2)
+    land.save(file)
+    land.rebuild(OLD, file=file)
+    rebuild = land.pointer().rebuild
+    assert rebuild is not None
+    assert rebuild.origin is not None
+    assert rebuild.origin.generations == (2, 1)
+    with generations_of(OLD, land.urls) as found:
+        notes = [one.rebuilt for _, one in found.manifests(3) if one]
+    assert [one.continues for one in notes if one] == [(2, 1), (2, 1)]
