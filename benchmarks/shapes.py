@@ -2,17 +2,21 @@
 
     python benchmarks/shapes.py [--events 2000000] [--keys 10000] [--batch 500000] [--rounds 3] [--store lmdb|sqlite] [--json]
 
-Each shape has a topic of its own on one broker. Shapes take turns, round by round, each on a new store, and their medians
-are compared with the plain shape: one stage, envelopes of one hop, 5 % sent again. `replay` folds the plain topic, then
-the same records once more at new offsets; only the second run counts. `two sources` divides the events over two topics,
-`windows` are of an hour, `sketches` are quantiles and a distinct count. `lookup` finds the carrier of the second stage in
-a table of all keys, whose batches do not count. Before a filter, envelopes have no hop: the filter alone drops what is sent
-again, and its largest state is in the result. The sum of every run's states must be the number
-of unique inputs. All batches but the first and the last are warm.
+Each shape has a topic of its own on one broker. Shapes take turns, round by round, each on a new store, and their
+medians are compared with the plain shape: one stage, envelopes of one hop, 5 % sent again. `journal` is the
+plain shape with the journal. `replay` folds the plain
+topic, then the same records once more at new offsets; only the second run counts. `two sources` divides the events over
+two topics, `windows` are of an hour, and states expire (`expiry`) after one. `sketches` are quantiles and a distinct
+count. `lookup` finds the carrier of the second stage in a table of all keys, whose batches do not count. In `table`
+only the batches of a table count: rows of random keys, of which every tenth is a tombstone. Before a filter, envelopes
+have no hop: the filter alone drops what is sent again, and its largest state is in the result. The sum of every run's
+states must be the number of unique inputs, and the rows of `table` are compared by a sum. All batches but the first and
+the last are warm.
 """
 
 import argparse
 import json
+import random
 import statistics
 import tempfile
 import time
@@ -25,6 +29,7 @@ from aggregations.definition.aggregates import count
 from aggregations.definition.aggregates_sketches import approximate_distinct, quantiles
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
+from aggregations.definition.lookups import LatestRow
 from aggregations.definition.source import Json, Topic
 from aggregations.definition.windows import tumbling
 from aggregations.run.binding import bind
@@ -66,11 +71,14 @@ FILTERS = {
 }
 SHAPES = {
     "plain": {},
+    "journal": {},
     "two sources": {},
     "windows": {},
+    "expiry": {},
     "sketches": {},
     "two stages": {},
     "lookup": {},
+    "table": {},
     "replay": {},
     "2 hops": {"hops": 2},
     "8 hops": {"hops": 8},
@@ -79,7 +87,12 @@ SHAPES = {
 }
 
 
+TIMES = {"windows": {"window": tumbling("1h")}, "expiry": {"expire_after": "1h"}}
 TABLE = "home"
+JOURNAL = "journal"
+TOMBSTONES = 10
+"""In the shape `table`, every so many-th record is a tombstone."""
+CHUNK = 10_000
 
 
 def made(shape, topic):
@@ -94,11 +107,11 @@ def made(shape, topic):
         case "two sources":
             both = Flow("bench").source(Topic(topic, payload=Leg), Topic(f"{topic}b", payload=Leg))
             return both.aggregate("aircraft", key="tail", fold=FOLDS["fields"])
-        case "windows":
+        case "windows" | "expiry":
             # Within two minutes: nearly all events of a stream that is read as it is written are in one window.
             time_ms = pl.lit(1_600_000_000_000) + pl.col("arr_delay") * 1_000
             timed = Flow("bench").source(Topic(topic, payload=Leg, time=time_ms))
-            return timed.aggregate("aircraft", key="tail", fold=FOLDS["fields"], window=tumbling("1h"))
+            return timed.aggregate("aircraft", key="tail", fold=FOLDS["fields"], **TIMES[shape])
         case "sketches":
             fold = Fields(legs=count(), usual=quantiles("arr_delay"), minutes=approximate_distinct("air_minutes"))
             return Flow("bench").source(Topic(topic, payload=Leg)).aggregate("aircraft", key="tail", fold=fold)
@@ -107,6 +120,10 @@ def made(shape, topic):
         case "lookup":
             home = Topic(f"{topic}b", Json({"home": str}), envelope=False)
             return flow.lookup(TABLE, home, "tail").aggregate("carrier", key="home", fold=legs, co_partitioned=False)
+        case "table":
+            rows = Topic(topic, Json({"at": int}), envelope=False)
+            legs_of = Flow("bench").source(Topic(f"{topic}b", payload=Leg))
+            return legs_of.aggregate("aircraft", key="tail", fold=legs).lookup(TABLE, rows, "tail")
     return flow
 
 
@@ -124,6 +141,22 @@ def fill_beside(shape, topic, settings, topics, keys, filled):
     return 0
 
 
+def fill_table(settings, topic, events, keys):
+    """Fill a topic with numbered rows of random keys, and tombstones; return the sum of the numbers that remain."""
+    draw, last = random.Random(1), {}
+
+    def row(number):
+        key = name(draw.randrange(keys))
+        last[key] = 0 if number % TOMBSTONES == 0 else number
+        return {"key": key.encode(), "value": json.dumps({"at": number}).encode() if last[key] else None}
+
+    with AcknowledgedProducer(settings) as producer:
+        for start in range(0, events, CHUNK):
+            producer.send_many(topic, [row(number) for number in range(start, min(start + CHUNK, events))])
+        producer.flush()
+    return sum(last.values())
+
+
 def fold(shape, topic, settings, servers, url, batch):
     """Drain a topic.
 
@@ -136,20 +169,28 @@ def fold(shape, topic, settings, servers, url, batch):
 
     def note(report):
         cost = sum(seconds for part, seconds in spent(servers).items() if part not in servers)
-        marks.append((time.perf_counter(), cost, 0 if TABLE in report.verdicts else report.records))
+        marks.append(
+            (time.perf_counter(), cost, report.records if (TABLE in report.verdicts) == (shape == "table") else 0)
+        )
 
     run_flow(
         flow,
         kafka=settings,
         stores=bind(flow, {}, url),
         dead_letters="dead",
+        journal=JOURNAL if shape == "journal" else None,
         until_caught_up=True,
         max_records=batch,
         progress=note,
     )
     stage = FlowRef("bench").stage(flow.stages[-1].name)
     store = open_store(url)
-    folded = sum(state_of(stored, stage, key).fold["legs"] for key, stored in store.scan(stage))
+    if shape == "table":
+        table = FlowRef("bench").stage(TABLE)
+        rows = (LatestRow(()).result(state_of(stored, table, key).fold) for key, stored in store.scan(table))
+        folded = sum(row["at"] for row in rows if row is not None)
+    else:
+        folded = sum(state_of(stored, stage, key).fold["legs"] for key, stored in store.scan(stage))
     filtered = FlowRef("bench").stage("filter")
     sizes = [len(stored.value) for _, stored in store.scan(filtered)] if shape in FILTERS else []
     store.close()
@@ -175,10 +216,14 @@ def main():
         settings = KafkaSettings(servers.kafka)
         topics = Topics(settings)
         topics.create("dead", 1)
+        topics.create(JOURNAL, 1)
         pids = {one.name: one.pid for one in servers.servers}
 
         def filled(shape, topic):
-            """Fill a topic; return the number of unique inputs."""
+            """Fill a topic; return the number of unique inputs, or what the rows of a table add up to."""
+            if shape == "table":
+                topics.create(f"{topic}b", PARTITIONS)
+                return fill_table(settings, topic, args.events, args.keys)
             events = args.events // 2 if shape == "two sources" else args.events
             return fill(settings, topic, Workload(events, args.keys, **SHAPES[shape]), lambda done: None).unique
 
@@ -215,7 +260,8 @@ def main():
         if shape in FILTERS:
             one["largest_state_bytes"] = states[shape]
         if "plain" in result:
-            one["by_plain"] = round(one["events_per_second"] / result["plain"]["events_per_second"], 2)
+            one["by_plain"] = round(one["events_per_second"] / result["plain"]["events_per_second"], 3)
+            one["cpu_by_plain"] = round(one["cpu_seconds_per_million"] / result["plain"]["cpu_seconds_per_million"], 3)
     told = {"events": args.events, "keys": args.keys, "exact": True, "shapes": result}
     print(json.dumps(told, indent=None if args.json else 2))
 

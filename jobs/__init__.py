@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jobs.explaining.blame import Blame, blame
     from jobs.explaining.explain import explain
     from jobs.explaining.outcome import Explanation, Fate, Outcome
+    from jobs.mending import Mended, mend
     from jobs.refolding.audit import Audit, audit
     from jobs.refolding.rehearse import Rehearsal, rehearse
     from jobs.replay import (
@@ -41,6 +42,7 @@ __all__ = [
     "Explanation",
     "Fate",
     "Found",
+    "Mended",
     "Outcome",
     "Place",
     "Rehearsal",
@@ -59,6 +61,7 @@ __all__ = [
     "drop",
     "explain",
     "kafka",
+    "mend",
     "plan_replay",
     "pointer_of",
     "rebuild",
@@ -77,6 +80,7 @@ _MODULES: Final = {
     "explaining.blame": ("Blame", "blame"),
     "explaining.explain": ("explain",),
     "explaining.outcome": ("Explanation", "Fate", "Outcome"),
+    "mending": ("Mended", "mend"),
     "replay": (
         "Differences",
         "ReplayPlan",

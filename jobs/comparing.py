@@ -7,6 +7,7 @@ from enum import IntEnum
 from fractions import Fraction
 from typing import Any, Final, NamedTuple
 
+from aggregations.definition.values import Exact
 from jobs.table.view import key_as_json
 
 ROUNDING: Final = 1e-9
@@ -309,7 +310,7 @@ def _alike_numbers(old: float, new: float) -> Likeness:
         return Likeness.EQUAL
     if not (_is_finite(old) and _is_finite(new)):
         return Likeness.EQUAL if str(old) == str(new) == "nan" else Likeness.DIFFERENT
-    if isinstance(old, int) and isinstance(new, int):
+    if (isinstance(old, int) and isinstance(new, int)) or isinstance(old, Exact) or isinstance(new, Exact):
         return Likeness.DIFFERENT
     exact_old, exact_new = Fraction(old), Fraction(new)
     bound = Fraction(ROUNDING) * max(abs(exact_old), abs(exact_new))

@@ -17,17 +17,19 @@ from jobs.comparing import SAMPLE
 from jobs.environment import UsageError
 from jobs.refolding.fold import WORK
 from jobs.replaying import generations as steps
+from jobs.replaying.author import Author
 from jobs.replaying.beginning import beginning_of
 from jobs.replaying.differences import check_against, differences
 from jobs.replaying.dropping import drop
 from jobs.replaying.folding import Folding, Runner
-from jobs.replaying.generations import Author, Generations, generations_of, pointer_of
+from jobs.replaying.generations import Generations, generations_of, pointer_of
 from jobs.replaying.planning import (
     ReplayPlan,
     check_definition,
     check_generations,
     check_open,
     check_retention,
+    check_topics,
     keys_of,
     live_of,
     ranges_of,
@@ -90,7 +92,7 @@ def plan_replay(
         progress: Called with the number of states counted or compared, and None.
 
     Raises:
-        RunRefusedError: A rebuild would be unsafe, or another process is at work on it.
+        RunRefusedError: A rebuild would be unsafe.
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer.
     """
@@ -98,11 +100,10 @@ def plan_replay(
     with generations_of(flow, stores) as found:
         pointer = found.pointer()
         live = live_of(found, pointer, generation)
-        redefined = _check(found, pointer, live, redefine=redefine)
+        redefined = _check(found, pointer, live, accept, redefine=redefine, snapshot=snapshot)
         check_against(found, live, against)
         if pointer.rebuild is not None:
             number = pointer.rebuild.generation
-            steps.check_worker(found.ref(number), pointer.rebuild, Author.here(""), take_over=False)
         else:
             number = found.next_unused(max(pointer.newest, live))
         begins = beginning_of(found, pointer, live, snapshot)
@@ -178,7 +179,7 @@ def rebuild(
     with generations_of(flow, stores) as found:
         pointer = found.pointer()
         live = live_of(found, pointer, generation)
-        redefined = _check(found, pointer, live, redefine=redefine)
+        redefined = _check(found, pointer, live, accept, redefine=redefine, snapshot=snapshot)
         begins = beginning_of(found, pointer, live, snapshot)
         if pointer.rebuild is None:  # before anything is written
             ranges = ranges_of(found, live, None, Topics(kafka), begins.manifest if begins else None)
@@ -353,9 +354,19 @@ def abandon(flow: Flow[Any], *, stores: Mapping[str, str], why: str, take_over: 
         return steps.abandon(found, Author.here(why), take_over=take_over)
 
 
-def _check(found: Generations, pointer: Pointer, live: int, *, redefine: bool) -> Sequence[str]:
+def _check(
+    found: Generations,
+    pointer: Pointer,
+    live: int,
+    accept: Sequence[str],
+    *,
+    redefine: bool,
+    snapshot: Path | None,
+) -> Sequence[str]:
     check_generations(found, live)
     check_open(found, pointer)
+    if pointer.rebuild is None and snapshot is None:
+        check_topics(found, live, accept)
     return check_definition(found, pointer, live, redefine=redefine)
 
 

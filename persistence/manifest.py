@@ -66,6 +66,24 @@ class Rebuilt(msgspec.Struct, frozen=True):
     continues: tuple[int, ...] = ()
 
 
+class GivenUp(msgspec.Struct, frozen=True, array_like=True):
+    """The batches of a generation that a restore gave up: those after its snapshot, of the epochs before its own.
+
+    Attributes:
+        epoch: Epoch of the snapshot.
+        batch: Batch of the snapshot.
+        until: Epoch of the restore.
+    """
+
+    epoch: int
+    batch: int
+    until: int
+
+    def has(self, epoch: int, batch: int) -> bool:
+        """Whether a batch is one of them."""
+        return (self.epoch, self.batch) < (epoch, batch) and epoch < self.until
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """How far the input of a flow is folded into one store.
 
@@ -100,6 +118,7 @@ class Manifest(msgspec.Struct, frozen=True):
             repeated as it was.
         restoring: Checksum of the snapshot that is being restored into the store; empty when none is.
         rebuilt: Who rebuilt this generation, when and why; None if `headwater replay` did not make it.
+        given_up: Batches that a restore gave up, one entry for each restore.
         schema: Version of this layout.
     """
 
@@ -125,6 +144,7 @@ class Manifest(msgspec.Struct, frozen=True):
     unfinished: Mapping[str, Mapping[int, int]] = {}
     restoring: str = ""
     rebuilt: Rebuilt | None = None
+    given_up: tuple[GivenUp, ...] = ()
     schema: int = SCHEMA
 
     @property

@@ -35,9 +35,11 @@ class Change(msgspec.Struct, frozen=True):
     Attributes:
         at_ms: When, in milliseconds since 1970.
         by: Who: user and host.
-        what: What was done: `rebuild`, `swap`, `rollback`, `abandon` or `drop`.
-        generation: The generation that it was done to: the one rebuilt, abandoned or dropped, or the one that became live.
+        what: What was done: `rebuild`, `swap`, `rollback`, `abandon`, `drop` or `mend`.
+        generation: The generation that it was done to: the one rebuilt, abandoned, dropped or mended, or the one that
+            became live.
         why: The reason that was given.
+        states: Which states of the generation, for a person; empty for all.
     """
 
     at_ms: int
@@ -45,10 +47,12 @@ class Change(msgspec.Struct, frozen=True):
     what: str
     generation: int
     why: str
+    states: str = ""
 
     def __str__(self) -> str:
         at = datetime.fromtimestamp(self.at_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return f"{at} {self.what} of generation {self.generation} by {self.by}: {self.why}"
+        which = f", {self.states}," if self.states else ""
+        return f"{at} {self.what} of generation {self.generation}{which} by {self.by}: {self.why}"
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -83,6 +87,12 @@ class Rebuild(msgspec.Struct, frozen=True):
     redefined: bool = False
     origin: Origin | None = None
     outputs: bool = False
+
+    @property
+    def process(self) -> str:
+        """The process that is at work on it, for a person."""
+        host, _, pid = self.worker.rpartition("/")
+        return f"process {pid} on {host}"
 
 
 class Pointer(msgspec.Struct, frozen=True):

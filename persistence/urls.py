@@ -1,8 +1,9 @@
 """Store URLs: their options, and their text without secrets."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from persistence.errors import InvalidUrl
 
@@ -17,6 +18,24 @@ def redact(url: str) -> str:
     user = "...@" if "@" in parts.netloc else ""
     options = "&".join(f"{name}=..." for name, _ in parse_qsl(parts.query, keep_blank_values=True))
     return f"{parts.scheme}://{user}{host}{parts.path}{f'?{options}' if options else ''}"
+
+
+def path_of(url: str, what: str, remedy: str) -> Path:
+    """The path that a URL of an embedded store names.
+
+    Args:
+        url: The URL.
+        what: What it should name: a file or a directory.
+        remedy: How to write the URL.
+
+    Raises:
+        InvalidUrl: It names none, or the path contains a null character.
+    """
+    parts = urlsplit(url)
+    path = unquote(parts.netloc + parts.path)
+    if not path or "\0" in path:
+        raise InvalidUrl(f"{redact(url)} names no {what}", remedy)
+    return Path(path).absolute()
 
 
 def options(url: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:

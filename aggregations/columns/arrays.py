@@ -11,6 +11,8 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 N = TypeVar("N", bound=np.generic)
 
+NEVER: Final = np.iinfo(np.int64).min
+"""Represents a missing time in an array: it is earlier than any."""
 _NO_BYTES: Final = np.frombuffer(b"", np.uint8)  # read-only, as all others: for another kind code is compiled again
 
 

@@ -43,6 +43,7 @@ class _Part:
         positions: Position components; `MISSING` where a position is shorter.
         time_us: `Decoded.time_us`, Int64; None if it is not needed.
         stamps: `Decoded.stamp`, as `schema.STAMP`; None if it is not needed.
+        tombstones: The rows are tombstones, whose columns are null.
     """
 
     rows: Ints
@@ -53,6 +54,7 @@ class _Part:
     positions: list[Ints]
     time_us: pl.Series | None
     stamps: pl.Series | None
+    tombstones: bool = False
 
 
 @dataclass(slots=True)
@@ -117,12 +119,15 @@ class Decoder:
         codes = _Codes(self._signatures)
         parts = [self._enveloped(inputs, codes) if self.topic.envelope else self._bare(inputs, codes)]
         rejected: list[RejectedRow] = []
-        skipped = inputs.value.null_count if self.topic.tombstones is Tombstones.SKIP else 0
-        if len(parts[0].rows) + skipped < len(inputs.value):
+        apart = 0 if self.topic.tombstones is Tombstones.DEAD_LETTER else inputs.value.null_count
+        if len(parts[0].rows) + apart < len(inputs.value):
             left = np.setdiff1d(np.arange(len(inputs.value)), parts[0].rows, assume_unique=True)
-            if skipped:
+            if apart:
                 left = left[inputs.value.is_valid().to_numpy(zero_copy_only=False)[left]]
             parts.append(self._one_by_one(inputs, left, codes, rejected))
+        skipped = apart if self.topic.tombstones is Tombstones.SKIP else 0
+        if apart > skipped:
+            parts.append(self._tombstones(inputs, codes))
         frames = [_frame(part, inputs, codes.signatures) for part in parts if len(part.rows) or part is parts[0]]
         frame = frames[0] if len(frames) == 1 else pl.concat(frames, how="diagonal").sort(schema.ROW)
         return Batch(frame, tuple(codes.signatures), rejected, self.topic.siblings, skipped)
@@ -170,13 +175,21 @@ class Decoder:
         usual = (values.lengths > 0) & (values.lengths <= self.topic.limits.payload_bytes)
         usual &= ~_begins(values, HEAD)  # possibly redriven: the other reader decides
         rows = np.flatnonzero(usual)
+        return self._plain(rows, values.at(rows), inputs, codes)
+
+    def _tombstones(self, inputs: Inputs, codes: _Codes) -> _Part:
+        rows = np.flatnonzero(inputs.value.is_null().to_numpy(zero_copy_only=False))
+        return self._plain(rows, None, inputs, codes)
+
+    def _plain(self, rows: Ints, payloads: Spans | None, inputs: Inputs, codes: _Codes) -> _Part:
+        """Records without an envelope, which are their own roots."""
         own = Own.of(inputs.topic, inputs.partition)
         nameless = pl.repeat("", len(rows), eager=True, dtype=pl.String)
         times = inputs.timestamp_us[rows]
         hops = Hops.none(len(rows))
         stamps = pl.repeat(None, len(rows), eager=True, dtype=schema.STAMPS) if self._stamps else None
         return self._part(
-            rows, hops, own.way, own.codes[rows], values.at(rows), times, times >= 0, nameless, stamps, inputs, codes
+            rows, hops, own.way, own.codes[rows], payloads, times, times >= 0, nameless, stamps, inputs, codes
         )
 
     def _part(
@@ -185,7 +198,7 @@ class Decoder:
         hops: Hops,
         way: Callable[[int], Way],
         routes: Ints,
-        payloads: Spans,
+        payloads: Spans | None,
         event_time_us: Ints,
         timed: Mask,
         event_id: pl.Series,
@@ -193,8 +206,11 @@ class Decoder:
         inputs: Inputs,
         codes: _Codes,
     ) -> _Part:
-        """Combine the rows that can be read and are not part of a loop."""
-        columns, read = self._payloads(payloads)
+        """Combine the rows that can be read and are not part of a loop. `payloads` is None for tombstones."""
+        if payloads is None:
+            columns, read = pl.DataFrame(schema=self.schema).clear(len(rows)), np.ones(len(rows), np.bool_)
+        else:
+            columns, read = self._payloads(payloads)
         firsts = np.full(int(routes.max(initial=-1)) + 1, len(routes))
         firsts[routes[::-1]] = np.arange(len(routes))[::-1]
         numbers = np.empty(len(firsts), np.int64)
@@ -203,7 +219,10 @@ class Decoder:
         signature_codes = numbers[routes]
         positions = _positions(hops, signature_codes, codes.signatures, inputs.offset[rows])
         time_us = _series(arrow(event_time_us, timed)) if self._timed else None
-        part = _Part(rows, columns, event_time_us, event_id, signature_codes, positions, time_us, stamps)
+        part = _Part(
+            *(rows, columns, event_time_us, event_id, signature_codes, positions, time_us, stamps),
+            tombstones=payloads is None,
+        )
         placed = signature_codes >= 0
         return part if read.all() and placed.all() else _without(part, read, placed)
 
@@ -216,7 +235,7 @@ class Decoder:
                 rejected.append(RejectedRow(row, error))
         positions = [_position(one) for _, one in read]
         width = max(map(len, positions), default=1)
-        # Tombstones reach this point only as rejections: flows on columns do not process them.
+        # Without a value a record reaches this point only to be rejected, so each that was read has columns.
         columns = {name: [one.columns[name] for _, one in read if one.columns is not None] for name in self.schema}
         return _Part(
             rows=np.array([row for row, _ in read], np.int64),
@@ -251,6 +270,8 @@ def _frame(part: _Part, inputs: Inputs, signatures: Sequence[Signature]) -> pl.D
         system.append(part.time_us.alias(schema.TIME))
     if part.stamps is not None:
         system.append(part.stamps.alias(schema.STAMP))
+    if part.tombstones:
+        system.append(pl.repeat(value=True, n=len(part.rows), eager=True).alias(schema.TOMBSTONE))
     for component, values in enumerate(part.positions):
         short = values == schema.MISSING
         system.append(_series(arrow(values, ~short)).alias(schema.position(component)))

@@ -44,6 +44,8 @@ class Elements:
         payload = frame.select(name for name in frame.columns if not name.startswith("_"))
         self._payload = _Columns(payload) if values is None else None
         self._values = values
+        gone = None if values is not None else schema.tombstones(frame)
+        self._gone = None if gone is None else gone.tolist()
         self._items = schema.item_columns(frame.columns)
         self._topics = topics
         self._node = node
@@ -52,7 +54,7 @@ class Elements:
         element: Element[Any] = _new(_RowElement)
         _set_source(element, self)
         _set_row(element, row)
-        _set_cells(element, self._payload)
+        _set_cells(element, None if self._gone is not None and self._gone[row] else self._payload)
         return element
 
     def __iter__(self) -> Iterator[Element[Any]]:
@@ -64,7 +66,9 @@ class Elements:
         return self._node(columns[schema.TOPIC][row], columns[schema.PARTITION][row], columns[schema.OFFSET][row])
 
     def value(self, row: int) -> Any:
-        """The payload's columns, or what a function made of them."""
+        """The payload's columns, or what a function made of them; None for a tombstone."""
+        if self._gone is not None and self._gone[row]:
+            return None
         cells = self._payload
         if cells is None:
             assert self._values is not None

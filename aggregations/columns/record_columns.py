@@ -15,7 +15,7 @@ from aggregations.definition.system import SYSTEM_COLUMNS, hop_values
 
 
 def with_record_columns(batch: Batch, table: pa.Table, flow: Flow[Any], topic: Topic) -> pl.DataFrame:
-    """The rows of a batch with `_headers` and `_chain`, if expressions read them, and with what functions may read.
+    """The rows of a batch with `_headers` and `_chain`, if expressions read them, and with what functions and tables may read.
 
     Args:
         batch: The batch.
@@ -24,11 +24,11 @@ def with_record_columns(batch: Batch, table: pa.Table, flow: Flow[Any], topic: T
         topic: The topic of the records.
     """
     lists, frame = flow.system_lists, batch.frame
-    if not (lists or flow.calls_functions):
+    if not (lists or flow.reads_chains):
         return frame
     rows, found = frame.get_column(schema.ROW), []
     values = _series(table.column("value")).gather(rows).alias(schema.VALUE)
-    if flow.calls_functions and any(one.chained for one in batch.signatures):
+    if flow.reads_chains and any(one.chained for one in batch.signatures):
         found.append(values)
     if schema.CHAIN in lists:
         found.append(_chains(batch, values, topic))

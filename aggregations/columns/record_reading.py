@@ -29,6 +29,7 @@ from aggregations.columns.record_text import (
     STEPS,
     TAIL,
     TEXT,
+    TIME,
     USED,
     WHOLE,
     WORD_FIRST,
@@ -278,6 +279,7 @@ def _read(
     If it is a list that has too many numbers, the number is inverted.
     """
     groups, at_first, every_at, _, late, slots, text_first, texts = table
+    timed = len(form.kinds) if len(values.whole) > len(form.kinds) else -1
     lane = space.starts[begin]
     for record in range(begin, len(bounds) - 1):
         first_lane = lane
@@ -317,8 +319,15 @@ def _read(
             if at < 0 or at >= end:
                 break
             if data[at] == END:
-                # The member after this one would be holes or retired lanes.
-                if at + 1 == end:
+                # Any other member after this one would be holes or retired lanes.
+                past = at + 1
+                if timed >= 0:
+                    values.known[timed, record] = 0
+                    after = word(data, past, end, TIME)
+                    if after >= 0:
+                        values.whole[timed, record], past = integer(data, after, end)
+                        values.known[timed, record] = 1
+                if past == end:
                     result = READ
                 break
             at = at + 1 if data[at] == COMMA else -1

@@ -29,10 +29,11 @@ _WORDS = (
     b'"floor":[',
     b'"used":',
     b'"wide":true',
+    b',"time":',
 )
 WORDS = np.frombuffer(b"".join(_WORDS), np.uint8)
 WORD_FIRST = np.cumsum([0, *map(len, _WORDS)])
-TAIL, LANES, NULL, HEX, AT, HELD, STEPS, INDEX, FLOOR, USED, WIDE = range(11)
+TAIL, LANES, NULL, HEX, AT, HELD, STEPS, INDEX, FLOOR, USED, WIDE, TIME = range(12)
 QUOTE, COMMA, COLON, MINUS = ord('"'), ord(","), ord(":"), ord("-")
 OPEN, CLOSE, BEGIN, END = ord("["), ord("]"), ord("{"), ord("}")
 
@@ -54,7 +55,7 @@ class Form(NamedTuple):
 
 
 class Values(NamedTuple):
-    """Values in the states, by value and state.
+    """Values in the states, by value and state. In a stage whose states expire, a further one: their latest event time.
 
     Attributes:
         whole: The integers.
@@ -73,6 +74,10 @@ class Values(NamedTuple):
         """Arrays for so many values in so many states, all of them null."""
         whole = np.zeros((kinds, states), np.int64)
         return cls(whole, np.zeros((kinds, states), np.uint8), whole.copy(), whole.copy())
+
+    def members(self, kinds: int) -> "Values":
+        """The first so many values in all states."""
+        return Values(self.whole[:kinds], self.known[:kinds], self.first[:kinds], self.last[:kinds])
 
     def of_keys(self, keys: Ints) -> "Values":
         """The values of some states."""

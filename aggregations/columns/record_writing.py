@@ -28,6 +28,7 @@ from aggregations.columns.record_text import (
     STEPS,
     TAIL,
     TEXT,
+    TIME,
     USED,
     WIDE,
     WORD_FIRST,
@@ -57,7 +58,7 @@ def write_records(
     Returns:
         The records, one after the other, and where each begins and the last ends.
     """
-    fixed = len(form.head) + len(form.pieces) + 20 * len(form.kinds) + 64
+    fixed = len(form.head) + len(form.pieces) + 20 * len(form.kinds) + 96
     longest = int(np.diff(table.text_first).max(initial=0)) + 21 * int(np.diff(table.at_first).max(initial=0))
     numbers = len(lanes.held) + len(lanes.floors)
     size = len(states) * fixed + len(lanes.lane) * (longest + _LANE) + 21 * numbers + len(texts)
@@ -194,6 +195,8 @@ def _write(
             out[at] = COMMA
             at += 1
         out[at - 1] = END
+        if len(values.whole) > len(kinds) and values.known[len(kinds), state]:
+            at = put_number(out, put_word(out, at, TIME), values.whole[len(kinds), state])
         checksum = crc32c(out, begin, at)
         at = put_word(out, at, TAIL)
         for digit in range(8):

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import numpy as np
 
-from aggregations.columns.arrays import Ints, Mask
+from aggregations.columns.arrays import NEVER, Ints, Mask
 from aggregations.columns.histories import LaneArrays
 from aggregations.columns.lane_names import LaneNames
 from aggregations.columns.record_reading import READ, UNKNOWN, read_records
@@ -65,19 +65,23 @@ class StoredStates:
         values: The stored records, by number of the key; None for a key without one.
         form: Their form.
         names: Numbers of lanes.
+        timed: The records have the latest event time of their states.
 
     Attributes:
         exists: Whether a key has a state.
         other: Whether its record is not of the usual form: `persistence.record.decode_record` reads it.
         lanes: The histories of all keys; of a key without a state and of a record of another form, none.
         values: The values in the states, by key.
+        times: Latest event time by key; `NEVER` where there is none.
         data: The records, one after the other: contains the texts of values.
     """
 
-    def __init__(self, values: Sequence[bytes | None], form: Form, names: LaneNames) -> None:
+    def __init__(self, values: Sequence[bytes | None], form: Form, names: LaneNames, *, timed: bool = False) -> None:
         self.exists: Mask = np.fromiter((one is not None for one in values), np.bool_, len(values))
         self.other: Mask = np.zeros(len(values), np.bool_)
-        self.values = Values.of(len(form.kinds), len(values))
+        whole = Values.of(len(form.kinds) + timed, len(values))
+        self.values = whole.members(len(form.kinds))
+        self.times: Ints = np.full(len(values), NEVER)
         self.data = b"".join(one for one in values if one is not None)
         if not self.data:
             self.lanes = LaneArrays.empty(len(values))
@@ -85,12 +89,14 @@ class StoredStates:
         bounds = np.zeros(len(values) + 1, np.int64)
         np.cumsum([0 if one is None else len(one) for one in values], out=bounds[1:])
         data = np.frombuffer(self.data, np.uint8)
-        found, self.lanes = read_records(data, bounds, form, names.table(), self.values)
+        found, self.lanes = read_records(data, bounds, form, names.table(), whole)
         if (found == UNKNOWN).any():
             for number in np.flatnonzero(found == UNKNOWN).tolist():
                 _learn(values[number], names)
-            found, self.lanes = read_records(data, bounds, form, names.table(), self.values)
+            found, self.lanes = read_records(data, bounds, form, names.table(), whole)
         self.other = (found != READ) & self.exists
+        if timed:
+            self.times[whole.known[-1] != 0] = whole.whole[-1, whole.known[-1] != 0]
 
     def text(self, value: int, key: int) -> bytes:
         """The text of a value in the state of a key."""

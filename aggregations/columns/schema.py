@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from aggregations.definition.system import (
@@ -28,8 +30,11 @@ EXOTIC: Final = "_exotic"
 AGAIN: Final = "_again"
 """The row may be a copy (`Element.again`). Boolean, null for false; present only if a row may be one."""
 VALUE: Final = "_value"
-"""The record's value, from which functions get the chain. Binary; present only if the flow calls functions and a record
-has a chain."""
+"""The record's value, from which functions and tables get the chain. Binary; present only if the flow has some and a
+record has a chain."""
+TOMBSTONE: Final = "_tombstone"
+"""The row is a tombstone, without payload: its element's value is None. Boolean, null for false; present only if a row is
+one."""
 LATE: Final = "_late"
 """`Element.route`, as text, of a message that a stage of this flow folded late. String; present only if a row has one."""
 MADE: Final = "_made"
@@ -74,6 +79,14 @@ SYSTEM: Final[dict[str, pl.DataType]] = {
 MISSING: Final = -2
 """Represents a missing position component in an array. It is below every index and below `NO_INDEX`, so that, as with
 tuples, a shorter position sorts before a longer one that begins with it."""
+
+
+def tombstones(frame: pl.DataFrame) -> npt.NDArray[np.bool_] | None:
+    """The rows that are tombstones; None if no row is one."""
+    if TOMBSTONE not in frame.columns:
+        return None
+    found = frame.get_column(TOMBSTONE).fill_null(value=False).to_numpy()
+    return found if found.any() else None
 
 
 def is_position(name: str) -> bool:

@@ -13,11 +13,12 @@ from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.elements import Elements
 from aggregations.columns.publishing import published
 from aggregations.definition.element import Element
-from aggregations.definition.expressions import CANNOT, Expression, expression
+from aggregations.definition.expressions import CANNOT, NO_COLUMNS, Expression, columns_of, expression
 from aggregations.definition.flow import Divert, Filter, FlatMap, Map, Predicate, Publish, Step
 from aggregations.definition.integers import LEFT_64_BITS, select_exact
 from aggregations.definition.lookups import Lookup, Missing
 from aggregations.definition.operators import Branch
+from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.lookups import NO_ENTRY, Tables, lookup_key, new_columns, no_tables
 from aggregations.per_message.publishing import Marking, OutputMessage, at_fork, names_topic, of_fork
@@ -28,13 +29,14 @@ from envelope import EnvelopeError, Reason
 AsElements: TypeAlias = Callable[[pl.DataFrame, Sequence[Any] | None], Elements]
 """Returns the rows of a frame as elements, given the values that functions made of them, if any did."""
 
-TRANSFORM_FAILED, OVERFLOW = 1, 2
+TRANSFORM_FAILED, OVERFLOW, NO_VALUE = 1, 2, 3
 FAILURES: Mapping[int, tuple[Reason, str]] = {
     TRANSFORM_FAILED: (Reason.TRANSFORM_FAILED, CANNOT),
     OVERFLOW: (Reason.OVERFLOW, LEFT_64_BITS),
+    NO_VALUE: (Reason.MISSING_FIELD, NO_COLUMNS),
 }
 """Reasons why an expression has no result for a row."""
-_CAUSES: Final = [Cause(*FAILURES[code]) for code in (TRANSFORM_FAILED, OVERFLOW)]
+_CAUSES: Final = [Cause(*FAILURES[code]) for code in (TRANSFORM_FAILED, OVERFLOW, NO_VALUE)]
 _DIVERTED: Final = Cause(Reason.DIVERTED, "the flow diverted it")
 _LOOKED: Final = "_looked_up"
 _FOUND: Final = "_found"
@@ -159,10 +161,10 @@ def apply_columns(
                 if away.any():
                     stepped.rejected.append(Rejected(stepped.keep(~away), _DIVERTED, whole=False))
             case Map(columns, _):
-                found = evaluated(stepped, {name: expression(of) for name, of in columns.items()})
+                found = _added(stepped, {name: expression(of) for name, of in columns.items()})
                 stepped.frame = stepped.frame.with_columns(found.get_columns())
             case FlatMap(items=str() | pl.Expr() as items):
-                lists = evaluated(stepped, {step.column: expression(items)})
+                lists = _added(stepped, {step.column: expression(items)})
                 stepped.frame = _exploded(stepped.frame, lists.to_series())
             case Lookup():
                 _look_up(stepped, step)
@@ -257,6 +259,15 @@ def evaluated(stepped: Stepped, wanted: Mapping[str, pl.Expr]) -> pl.DataFrame:
     return found if kept.all() else found.filter(pl.Series(kept))
 
 
+def _added(stepped: Stepped, wanted: Mapping[str, pl.Expr]) -> pl.DataFrame:
+    """Evaluate expressions for columns to add; reject the rows for which that fails, and those without columns."""
+    found = evaluated(stepped, wanted)
+    gone = schema.tombstones(stepped.frame)
+    if gone is None:
+        return found
+    return found.filter(pl.Series(stepped.reject(np.where(gone, NO_VALUE, 0), _CAUSES)))
+
+
 def evaluate_columns(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tuple[pl.DataFrame, npt.NDArray[np.uint8]]:
     """Evaluate expressions for every row.
 
@@ -267,6 +278,11 @@ def evaluate_columns(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tupl
     failed = np.zeros(frame.height, np.uint8)
     if not wanted:
         return pl.DataFrame(), failed
+    if (gone := schema.tombstones(frame)) is not None and _needs_value(wanted):
+        rows = np.flatnonzero(~gone)
+        values, failed[rows] = evaluate_columns(frame[rows].drop(schema.TOMBSTONE), wanted)
+        failed[gone] = NO_VALUE
+        return _spread(values, rows, frame.height), failed
     found = _select(frame, wanted)
     if found is not None:
         values, overflow = found
@@ -279,11 +295,22 @@ def evaluate_columns(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tupl
     values, overflow = select_exact(frame[good], wanted)
     if overflow is not None:
         failed[good[overflow.to_numpy()]] = OVERFLOW
-    if not len(good):
-        return values.clear(frame.height), failed
-    places = np.zeros(frame.height, np.int64)
-    places[good] = np.arange(len(good))
-    return values[places], failed
+    return _spread(values, good, frame.height), failed
+
+
+def _spread(values: pl.DataFrame, rows: Ints, height: int) -> pl.DataFrame:
+    """The values of some rows, in a frame for all; those of the other rows have no meaning."""
+    if not len(rows):
+        return values.clear(height)
+    places = np.zeros(height, np.int64)
+    places[rows] = np.arange(len(rows))
+    return values[places]
+
+
+def _needs_value(wanted: Mapping[str, pl.Expr]) -> bool:
+    """Whether expressions read more than the columns that every element has."""
+    roots = columns_of(wanted.values())
+    return not roots or not roots <= SYSTEM_COLUMNS.keys()
 
 
 def _predicate(stepped: Stepped, of: Predicate) -> Mask:

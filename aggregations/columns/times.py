@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 
 from aggregations.columns import schema
-from aggregations.columns.arrays import Ints
+from aggregations.columns.arrays import NEVER, Ints
 from aggregations.columns.steps import Stepped, evaluate_columns, numbered
 from aggregations.definition.expiry import Expiry
 from aggregations.definition.expressions import expression
@@ -19,8 +19,6 @@ from aggregations.per_message.cause import Cause
 from aggregations.per_message.times import Times
 from envelope import Reason, TopicPartition
 
-_NONE: Final = np.iinfo(np.int64).min
-"""Represents a missing time in an array: it is earlier than any."""
 _NO_TIME: Final = Cause(Reason.BAD_EVENT_TIME, NO_TIME)
 
 
@@ -54,18 +52,18 @@ def with_times(frame: pl.DataFrame, topic: Topic, read: Mapping[TopicPartition, 
     stamp = frame.get_column(schema.TIMESTAMP).clip(EARLIEST_US // 1_000, LATEST_US // 1_000)
     valid = given.is_between(EARLIEST_US, LATEST_US) & (given <= stamp * 1_000 + topic.ahead_seconds * MICROS)
     time = pl.select(pl.when(valid).then(given)).to_series().alias(schema.TIME)
-    times, partitions = time.fill_null(_NONE).to_numpy(), frame.get_column(schema.PARTITION).to_numpy()
+    times, partitions = time.fill_null(NEVER).to_numpy(), frame.get_column(schema.PARTITION).to_numpy()
     before, after = np.empty(len(times), np.int64), Times()
     for partition in np.unique(partitions).tolist():
         place = TopicPartition(topic.name, partition)
         rows = np.flatnonzero(partitions == partition)
-        reached = np.maximum.accumulate(np.concatenate(([read.get(place, _NONE)], times[rows])))
+        reached = np.maximum.accumulate(np.concatenate(([read.get(place, NEVER)], times[rows])))
         before[rows] = reached[:-1]
-        if reached[-1] != _NONE:
+        if reached[-1] != NEVER:
             after[place] = int(reached[-1])
     noted = pl.Series(schema.BEFORE, before)
     event_time = pl.coalesce(pl.col(schema.TIME), pl.col(schema.EVENT_TIME)).alias(schema.EVENT_TIME)
-    return frame.with_columns(time, pl.select(pl.when(noted != _NONE).then(noted)).to_series()).with_columns(
+    return frame.with_columns(time, pl.select(pl.when(noted != NEVER).then(noted)).to_series()).with_columns(
         event_time
     ), after
 

@@ -85,6 +85,7 @@ def apply_values(steps: Sequence[Step], stepped: Stepped, marking: Marking | Non
 
 def with_values(frame: pl.DataFrame, values: list[Any]) -> tuple[pl.DataFrame, list[Any]]:
     """Rows with the values that a function made of them: their numbers in the list are a column."""
+    frame = frame.drop(schema.TOMBSTONE, strict=False)
     return frame.with_columns(pl.int_range(len(values), dtype=pl.Int64, eager=True).alias(schema.MADE)), values
 
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import polars as pl
 
 from aggregations.definition.expressions import Expression, check_column, describe_expression, parsed
-from aggregations.definition.values import checked
+from aggregations.definition.values import checked, exact
 from aggregations.errors import FlowError
 from envelope import Position
 from envelope.dedup.lineage import position_order
@@ -38,6 +38,8 @@ class FieldAggregate:
     numeric: ClassVar[bool] = False
     plain: ClassVar[bool] = False
     """Its state is its result, and can be declared with `Fields.added`."""
+    selects: ClassVar[bool] = False
+    """Its result consists of values that it folded, so it is not rounded."""
     zero: ClassVar[Any] = None
 
     def __post_init__(self) -> None:
@@ -96,7 +98,8 @@ class FieldAggregate:
 
         It is the result, unless the aggregate depends on order or on chance.
         """
-        return self.result(state)
+        result = self.result(state)
+        return exact(result) if self.selects else result
 
     def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
         """Whether a stored state is valid for this aggregate.
@@ -205,6 +208,7 @@ class Total(FieldAggregate):
 
 class _Extreme(FieldAggregate):
     plain = True
+    selects = True
 
     def result_type(self, of: pl.DataType) -> pl.DataType | None:
         return _stored_type(of)
@@ -267,6 +271,10 @@ class Mean(FieldAggregate):
     def result(self, state: Any) -> Any:
         return state[0] / state[1] if state[1] else None
 
+    def comparable(self, state: Any) -> Any:
+        """Sum and number of values: a value that is missing or doubled need not change the mean."""
+        return state
+
     def result_type(self, of: pl.DataType) -> pl.DataType | None:
         return pl.Float64()
 
@@ -284,6 +292,7 @@ class First(FieldAggregate):
 
     kind = "first"
     ordered = True
+    selects = True
 
     def add(self, state: Any, value: Any, by: Any, at: At) -> Any:
         return [by, list(at[0]), at[1], value] if state is None or _rank(by, at) < _stored(state) else state

@@ -81,6 +81,10 @@ class Variance(SequenceAggregate):
             return None
         return (count * squares - total * total) / (count * (count - 1) << 2 * scale)
 
+    def comparable(self, state: Any) -> Any:
+        """The exact sums: a value that is missing or doubled need not change the variance."""
+        return _moments(state)
+
     def result_type(self, of: pl.DataType) -> pl.DataType | None:
         return pl.Float64()
 
@@ -181,6 +185,7 @@ class Collect(SequenceAggregate):
     limit: int = 0
     kind: ClassVar[str] = "collect"
     ordered: ClassVar[bool] = True
+    selects: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         FieldAggregate.__post_init__(self)

@@ -65,23 +65,18 @@ def text_of_flow(flow: "Flow[Any]") -> str:
 def lines_of(flow: "Flow[Any]") -> Iterator[Line]:
     """The sources and the steps of a flow, in order: each source with its own steps, then a line where they meet."""
     for name, table in flow.tables.items():
-        yield Line("table", f"{name} from {', '.join(table.topics)}", _source_path(table))
+        yield Line("table", f"{name} from {', '.join(table.topics)}", "")
     flow = flow.parts[-1]
-    path = _source_path(flow)
     if not flow.inputs:
-        yield Line("source", "(none)", path)
-    columnar = flow.is_columnar
+        yield Line("source", "(none)", "")
+    columnar = True
     for one in flow.inputs:
-        yield Line("source", one.topic.name, path)
-        yield from _lines(one.steps, one.pieces, columnar=flow.is_columnar)
+        yield Line("source", one.topic.name, "")
+        yield from _lines(one.steps, one.pieces, columnar=True)
         columnar = columnar and all(map(keeps_columns, one.steps))
     if flow.merges:
         yield Line("merge", ", ".join(flow.topics), "")
     yield from _lines(flow.steps, flow.pieces, columnar=columnar)
-
-
-def _source_path(flow: "Flow[Any]") -> str:
-    return "" if flow.is_columnar else "per message: tombstones have no columns"
 
 
 def _lines(

@@ -16,6 +16,7 @@ Expression: TypeAlias = str | pl.Expr
 """A column's name, or a polars expression over the columns, evaluated row by row."""
 
 CANNOT = "an expression cannot be evaluated for it"
+NO_COLUMNS = "the element's value has no columns, but an expression needs them"
 
 # Details of literals and operands that polars prints and readers do not need.
 _LITERAL = re.compile(r"\(dyn \w+: ([^()]*)\)")

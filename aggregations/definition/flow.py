@@ -270,8 +270,8 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
 
         Args:
             topic: Target topic.
-            on: `update`: after each batch, the states that it changed. `close`: the state of each window once, when all
-                partitions have closed it; it then takes no further element.
+            on: `update`: after each batch, the states that it changed. `close`: the state of each window or session
+                once, when all partitions have closed it; it then takes no further element.
         """
         if not self.steps or not isinstance(self.steps[-1], Aggregate | PublishStates):
             raise FlowError("publish_states() must follow an aggregate() directly")
@@ -309,7 +309,7 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
         stages: list[Stage] = []
         before: list[Step] = []
         leading = tuple(step for one in self.inputs for step in one.steps)
-        columnar, begins = self.is_columnar and all(map(keeps_columns, leading)), 0
+        columnar, begins = all(map(keeps_columns, leading)), 0
         for i, step in enumerate(self.steps):
             if isinstance(step, PublishStates):
                 continue
@@ -397,7 +397,7 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
         """Describe the flow as text, one step a line: its method, its content and its path.
 
         The path is `vectorised`, also with Python for a part of the step, or `per message`: from the first function
-        that replaces the elements' values, and everywhere if the source needs it.
+        that replaces the elements' values.
         """
         return text_of_flow(self)
 

@@ -10,6 +10,7 @@ import polars as pl
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import Expression, describe_expression
 from aggregations.errors import FlowError
+from envelope import Position
 from envelope.dedup.lineage import position_order
 
 if TYPE_CHECKING:
@@ -49,13 +50,26 @@ class LatestRow:
         return {}
 
     def fold(self, state: dict[str, list[Any]], element: Element[Any]) -> dict[str, list[Any]]:
-        """The state with a further row: by lane its time in microseconds since 1970, its position and the row."""
+        """The state with a further row."""
         standing = element.lineage.standing(event_id=element.event_id)
-        known = state.get(standing.lane)
-        if known is None or position_order(tuple(known[1])) < position_order(standing.position):
-            row = None if element.value is None else {name: element.value[name] for name, _ in self.columns}
-            state[standing.lane] = [_time_us(element), list(standing.position), row]
+        row = None if element.value is None else {name: element.value[name] for name, _ in self.columns}
+        self.put(state, standing.lane, standing.position, _time_us(element), row)
         return state
+
+    @staticmethod
+    def put(state: dict[str, list[Any]], lane: str, position: Position, time_us: int, row: Row | None) -> None:
+        """Keep a row, unless the state has a later one of its lane.
+
+        Args:
+            state: By lane: time in microseconds since 1970, position and row. It is changed.
+            lane: Lane of the record.
+            position: Its position.
+            time_us: Timestamp of its root, in microseconds since 1970.
+            row: The row; None for a tombstone.
+        """
+        known = state.get(lane)
+        if known is None or position_order(tuple(known[1])) < position_order(position):
+            state[lane] = [time_us, list(position), row]
 
     def result(self, state: dict[str, list[Any]]) -> Row | None:
         """The row; None if it was deleted."""

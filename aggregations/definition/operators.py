@@ -275,7 +275,7 @@ class PublishOn(StrEnum):
     UPDATE = "update"
     """After each batch, those that it changed."""
     CLOSE = "close"
-    """The state of a window once, when all partitions have closed it."""
+    """The state of a window or session once, when all partitions have closed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,20 +305,19 @@ def published_on(given: str, stage: Aggregate) -> PublishOn:
     """Read the argument `on=` of `publish_states`.
 
     Raises:
-        FlowError: It is unknown, or the stage's windows are not of a fixed length.
+        FlowError: It is unknown, or the stage has no windows.
     """
     if given not in set(PublishOn):
         raise FlowError(f"on= takes one of {', '.join(PublishOn)}; got {given!r}")
     on = PublishOn(given)
-    if on is PublishOn.CLOSE and not isinstance(stage.window, Window):
-        raise FlowError(f"on='close' needs tumbling or hopping windows; stage {stage.name!r} has {_times_of(stage)}")
+    if on is PublishOn.CLOSE and stage.expiry is not None:
+        raise FlowError(
+            f"on='close' needs windows; stage {stage.name!r} has expire_after={str(stage.expiry)!r}. With "
+            f"window=session({str(stage.expiry)!r}) each period of activity of a key is published once"
+        )
+    if on is PublishOn.CLOSE and stage.window is None:
+        raise FlowError(f"on='close' needs windows; stage {stage.name!r} has none")
     return on
-
-
-def _times_of(stage: Aggregate) -> str:
-    if stage.expiry is not None:
-        return "expire_after="
-    return "no windows" if stage.window is None else "sessions"
 
 
 Step: TypeAlias = Filter | Map | FlatMap | Divert | Lookup | Publish | Branch

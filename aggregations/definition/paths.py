@@ -7,7 +7,7 @@ import polars as pl
 from aggregations.definition.expressions import parsed
 from aggregations.definition.fields import Fields
 from aggregations.definition.judging import Judging
-from aggregations.definition.lookups import Lookup
+from aggregations.definition.lookups import LatestRow, Lookup
 from aggregations.definition.operators import (
     Aggregate,
     Branch,
@@ -65,7 +65,8 @@ def calls_of(step: Step | Aggregate) -> str:
         case Aggregate(fold=Judging() as judging):
             return "" if judging.is_known else "its filter"
         case Aggregate(key=key, fold=fold):
-            called = {"its key": not is_columnar(key), "its fold": not isinstance(fold, Fields), "emit": step.makes}
+            known = isinstance(fold, Fields | LatestRow)
+            called = {"its key": not is_columnar(key), "its fold": not known, "emit": step.makes}
             return ", ".join(name for name, calls in called.items() if calls)
 
 
@@ -89,7 +90,8 @@ def expressions_of(step: Step | Aggregate | PublishStates) -> list[pl.Expr]:
         case Map(columns):
             arguments = list(columns.values())
         case Aggregate(key=key):
-            arguments = [key, *step.inputs().values()]
+            rows = [name for name, _ in step.fold.columns] if isinstance(step.fold, LatestRow) else []
+            arguments = [key, *step.inputs().values(), *rows]
         case _:
             arguments = []
     return [parsed(one) for one in arguments if isinstance(one, str | pl.Expr)]

@@ -3,9 +3,12 @@
 from functools import cached_property
 from typing import Any
 
-from aggregations.definition.expressions import columns_of
+import polars as pl
+
+from aggregations.definition.expressions import columns_of, parsed
 from aggregations.definition.inputs import Input, SiblingPolicy
 from aggregations.definition.judging import Judging
+from aggregations.definition.lookups import LatestRow
 from aggregations.definition.operators import Aggregate, PublishStates, Step, publishes
 from aggregations.definition.paths import expressions_of, is_vectorised
 from aggregations.definition.source import Topic
@@ -106,11 +109,6 @@ class Reading:
         return bool(self.tables) or self.repeats_batches
 
     @cached_property
-    def is_columnar(self) -> bool:
-        """Whether Spark reads, judges and passes on its records in columns: every element of the source has columns."""
-        return not self.tombstone_topics
-
-    @cached_property
     def calls_functions(self) -> bool:
         """Whether a step calls Python for each element."""
         return not all(is_vectorised(step) for step in self.every_step if not isinstance(step, PublishStates))
@@ -129,11 +127,17 @@ class Reading:
             raise FlowError(
                 f"flow {self.name!r} has several sources and no aggregate(): define a flow for each source instead"
             )
-        if not self.calls_functions and (elements := self.tombstone_topics):
+        if not self.calls_functions and (elements := self.tombstone_topics) and self._key_reads_payload:
             raise FlowError(
-                f"topic {elements[0]} passes tombstones to the flow as None, and all steps of the flow read columns: key "
-                "the first stage by a function, or set tombstones='skip' or 'dead_letter'"
+                f"topic {elements[0]} passes tombstones to the flow as None, and the key of the first stage reads columns: "
+                "key it by '_key' or by a function, or set tombstones='skip' or 'dead_letter'"
             )
+
+    @property
+    def _key_reads_payload(self) -> bool:
+        """Whether the key of the first stage is an expression over columns of the payload."""
+        key = next((step.key for step in self.steps if isinstance(step, Aggregate)), None)
+        return isinstance(key, str | pl.Expr) and not columns_of([parsed(key)]) <= SYSTEM_COLUMNS.keys()
 
     @cached_property
     def columns(self) -> frozenset[str] | None:
@@ -150,6 +154,11 @@ class Reading:
         """Whether a step may read what an envelope says about its producer."""
         folds = [step.fold for step in self.every_step if isinstance(step, Aggregate)]
         return any(isinstance(fold, Judging) and fold.reads_stamps for fold in folds)
+
+    @cached_property
+    def reads_chains(self) -> bool:
+        """Whether a step may read the chain of an element: a function, or the fold of a table."""
+        return self.calls_functions or any(isinstance(getattr(one, "fold", None), LatestRow) for one in self.steps)
 
     @property
     def reads_headers(self) -> bool:

@@ -78,18 +78,54 @@ class SessionWindow:
         return time_us + (self.gap + self.lateness) * MICROS + 1
 
     @property
-    def stays(self) -> int:
-        """How far the closing watermark passes the end of a session before it leaves, in seconds.
+    def changes(self) -> int:
+        """How far the closing watermark passes the end of a session before no element can join it any more, in seconds.
 
-        An element that is not too late is at most the gap and the lateness behind it, and joins no session that ended
-        more than the gap before.
+        An element that is not too late is at most the gap and the lateness behind the watermark, and joins no session
+        that ended more than the gap before.
         """
-        return 2 * self.gap + self.lateness + self.retention
+        return 2 * self.gap + self.lateness
+
+    @property
+    def stays(self) -> int:
+        """How far the closing watermark passes the end of a session before it leaves, in seconds."""
+        return self.changes + self.retention
 
     @staticmethod
     def due(time_us: int) -> int:
         """The due time of a session that ends then, in seconds since 1970: the first second after its last element."""
         return time_us // MICROS + 1
+
+    def closed_until(self, closing_us: int) -> int:
+        """The latest due time of a session that no element can join any more.
+
+        Args:
+            closing_us: The closing watermark, in microseconds since 1970.
+
+        Returns:
+            Seconds since 1970, not before `due_until`. It rises in steps.
+        """
+        return max(due_in_steps(closing_us, self.changes), self.due_until(closing_us))
+
+    def shut_until(self, published: int) -> int:
+        """The time before which elements are too late, so that they join no session that is published.
+
+        Args:
+            published: Due time up to which sessions are published, in seconds since 1970.
+        """
+        return published + self.gap
+
+    @staticmethod
+    def due_between(sessions: Sessions, after: int | None, until: int) -> Sessions:
+        """The sessions of a key that are due after one time and at or before another.
+
+        Args:
+            sessions: Its sessions, in order of time.
+            after: In seconds since 1970; None for any.
+            until: In seconds since 1970.
+        """
+        first = 0 if after is None else bisect_left(sessions, after * MICROS, key=_end)
+        return sessions[first : bisect_left(sessions, until * MICROS, key=_end)]
 
     def due_until(self, closing_us: int) -> int:
         """The latest due time of a session that leaves.

@@ -53,7 +53,7 @@ class Topic:
         siblings: What to do with messages of one root that no fan-out index tells apart.
         limits: Limits of the envelopes and payloads that are accepted.
         cluster: Name of the Kafka cluster, when there is more than one.
-        tombstones: What to do with records that have no value. `element` requires a flow with steps in Python.
+        tombstones: What to do with records that have no value. With `element` the flow gets them, with None as value.
         time: Column, or expression over the payload's columns, that gives the event time as an integer, in milliseconds
             since 1970. By default it is the envelope's event time, or else the timestamp of the event's first record.
         ahead: How far an event time may be ahead of its record's timestamp; beyond that it is invalid.

@@ -7,6 +7,23 @@ from envelope import EnvelopeError, Reason
 INT64 = 2**63
 
 
+class Exact(float):
+    """A number that was taken from an element, not computed: two folds of the same elements have the same bits of it."""
+
+
+def exact(value: Any) -> Any:
+    """A value, or several in lists and objects, with every floating-point number as `Exact`."""
+    match value:
+        case float():
+            return Exact(value)
+        case list():
+            return [exact(one) for one in value]
+        case dict():
+            return {name: exact(one) for name, one in value.items()}
+        case _:
+            return value
+
+
 def checked(number: Any) -> Any:
     """Return the sum if it is in range.
 

@@ -121,6 +121,11 @@ class Window:
         """
         return self._latest_end(closing_us // MICROS - self.lateness)
 
+    @staticmethod
+    def shut_until(published: int) -> int:
+        """The latest due time of a window that takes no element, if those up to a due time are published: the same."""
+        return published
+
     def due_until(self, closing_us: int) -> int:
         """The latest due time of a state that leaves the store.
 

@@ -37,6 +37,7 @@ from aggregations.engine.rows import (
     key_codes,
     of_one_numbering,
     together,
+    with_all_columns,
 )
 from aggregations.per_message.arrivals import marking_before, missing_at_end, stage_key
 from aggregations.per_message.cause import Cause
@@ -49,7 +50,8 @@ from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
 
-_SYSTEM = frozenset({*schema.SYSTEM, schema.AGAIN, schema.LATE, schema.MADE, schema.TIME, schema.BEFORE, schema.STAMP})
+_SOMETIMES = (schema.AGAIN, schema.TOMBSTONE, schema.LATE, schema.MADE, schema.TIME, schema.BEFORE, schema.STAMP)
+_SYSTEM = frozenset({*schema.SYSTEM, *_SOMETIMES})
 _RECORD = frozenset({schema.VALUE, schema.HEADERS, schema.CHAIN})
 _OWN = (schema.TOPIC, schema.PARTITION, schema.OFFSET)
 _NULL_KEY = Cause(Reason.NULL_KEY, "the stage's key is null")
@@ -66,7 +68,8 @@ class ColumnarPath:
             _leave(work, parts[0])
             return parts[0]
 
-    def pack(self, work: Work, arrivals: Rows, routes: int) -> list[bytes]:
+    def pack(self, arrivals: Rows, routes: int) -> list[bytes]:
+        """Divide arrivals by key: one payload per route, empty for a route without arrivals."""
         frame = arrivals.frame
         if not frame.height:
             return [b""] * routes
@@ -79,7 +82,8 @@ class ColumnarPath:
             payloads.append(dumps((_ipc(part), arrivals.signatures, values)) if part.height else b"")
         return payloads
 
-    def unpack(self, work: Work, payloads: Sequence[bytes]) -> Rows:
+    def unpack(self, payloads: Sequence[bytes]) -> Rows:
+        """Combine payloads of several tasks."""
         parts = []
         for payload in payloads:
             data, signatures, values = loads(payload)
@@ -144,7 +148,7 @@ def _met(work: Work, parts: Sequence[Rows]) -> tuple[Rows, Stepped | None]:
         whole.outputs += stepped.outputs
         whole.filtered += stepped.filtered
         if whole.values is None:
-            frames.append(_with_columns(stepped.frame, met or {}, flow.columns))
+            frames.append(with_all_columns(stepped.frame, met or {}, flow.columns))
             continue
         values = [element.value for element in stepped.rows()] if stepped.values is None else stepped.values
         frame = with_values(stepped.frame, values)[0] if stepped.values is None else stepped.frame
@@ -152,16 +156,6 @@ def _met(work: Work, parts: Sequence[Rows]) -> tuple[Rows, Stepped | None]:
         frames.append(system.with_columns(pl.col(schema.MADE) + len(whole.values)))
         whole.values += values
     return Rows(pl.concat(frames, how="diagonal"), aligned[0].signatures, whole.values), whole
-
-
-def _with_columns(frame: pl.DataFrame, met: Mapping[str, pl.DataType], read: frozenset[str] | None) -> pl.DataFrame:
-    """The rows with the columns of all inputs that the flow reads, null where their input does not have one."""
-    wanted = {name: dtype for name, dtype in met.items() if read is None or name in read}
-    system = [name for name in frame.columns if name.startswith("_")]
-    found = [
-        pl.col(name) if name in frame.columns else pl.lit(None, dtype).alias(name) for name, dtype in wanted.items()
-    ]
-    return frame.select(*found, *system)
 
 
 def _onward(work: Work, stage: Stage, accepted: Rows) -> Rows | None:
@@ -274,13 +268,15 @@ def _enter(work: Work, stage: Stage, before: Rows, earlier: Stepped | None = Non
     key = user_key = _keys(stepped, aggregate.key)
     closed: list[pl.Series] = []
     if aggregate.times is not None:
-        user_key, key, shut = enter_times(stepped, key, aggregate.times, job.removed.get(stage.name))
+        user_key, key, shut = enter_times(stepped, key, aggregate.times, job.closed.get(stage.name))
         closed = [shut.alias(CLOSED)]
     frame = stepped.frame
     # Inputs of values that a function made are evaluated message by message, when they are folded.
     wanted = aggregate.inputs() if stepped.values is None else {}
     # A row whose inputs cannot be computed still arrives: it leaves a hole in the state of its key.
-    inputs, broken = evaluate_columns(frame, {f"{INPUT}{name}": one for name, one in wanted.items()})
+    # A filter reads null where an element has no columns.
+    read = frame if aggregate.rule is None else frame.drop(schema.TOMBSTONE, strict=False)
+    inputs, broken = evaluate_columns(read, {f"{INPUT}{name}": one for name, one in wanted.items()})
     _gather(work, stage.index, stage.name, before, stepped)
     _fill_outputs(work, outputs_before(stage.name), Rows(frame, before.signatures))
     if stage.index == 0:

@@ -19,9 +19,11 @@ from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.batch import positions_at_stage
 from aggregations.columns.elements import plain_element
 from aggregations.columns.emitting import Emitted, emit_columns
+from aggregations.columns.expiring import Expiring
 from aggregations.columns.fold import Folded, fold_fields, kinds_of, unfit_rows
 from aggregations.columns.judge import HistoryLimits, Judged, judge
 from aggregations.columns.lane_names import LaneNames, known_names
+from aggregations.columns.latest import fold_latest
 from aggregations.columns.made import made_inputs
 from aggregations.columns.order import positions_of
 from aggregations.columns.record_text import TEXT, Form
@@ -35,6 +37,7 @@ from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate, Stage
 from aggregations.definition.inputs import SiblingPolicy
+from aggregations.definition.lookups import LatestRow
 from aggregations.definition.operators import emit_input
 from aggregations.engine.job import Exclusion
 from aggregations.engine.path import Work
@@ -115,6 +118,7 @@ class ColumnarFold:
         self.emitted: dict[int, list[Any]] = {}
         self.types = emitted_types(stage)
         self.columns: tuple[Ints, pl.DataFrame] | None = None  # what an `Emit` made of which rows
+        self._expiring: Expiring | None = None
 
     def run(self) -> "ColumnarFold":
         fold, job, names = self.aggregate.fold, self.work.job, known_names()
@@ -132,8 +136,12 @@ class ColumnarFold:
         else:
             form = form_of(self.stage.definition, None)
         values = [None if one is None else one.value for one in map(self.stored.get, self.keys)]
-        before = StoredStates(values, form, names)
-        exotic: Mask = self.frame.get_column(schema.EXOTIC).to_numpy() | (self.aggregate.expiry is not None)
+        expiry = self.aggregate.expiry
+        before = StoredStates(values, form, names, timed=expiry is not None)
+        exotic: Mask = self.frame.get_column(schema.EXOTIC).to_numpy()
+        if expiry is not None:
+            self._expiring = Expiring(expiry, self.frame, self.codes, before)
+            exotic = exotic | self._expiring.may_expire()
         judged = judge(
             self.codes,
             entering.lanes,
@@ -160,7 +168,10 @@ class ColumnarFold:
         elif apart.any():
             self._one_by_one(apart)
         count_verdicts(self.work, self.stage.name, self.rows, judged.verdicts, ~judged.fold, ~apart[self.codes])
-        self._write(form, names, judged, folded, apart, groups.dues)
+        dues = groups.dues
+        if self._expiring is not None:
+            folded, dues = self._expiring.after(folded, groups.rows)
+        self._write(form, names, judged, folded, apart, dues)
         return self
 
     def _input(self) -> "_Input":
@@ -199,6 +210,8 @@ class ColumnarFold:
     ) -> Groups:
         """The accepted rows by the state that they are folded into."""
         rows = judged.order[judged.fold[judged.order]]
+        if self._expiring is not None:
+            rows = self._expiring.in_order(rows)
         if self.aggregate.sessions is None:
             return Groups(rows, self.codes[rows], before)
         times = self.frame.get_column(schema.TIME).to_numpy()[rows]
@@ -246,7 +259,10 @@ class ColumnarFold:
     def _called(self, inputs: "_Inputs", entering: "_Input", groups: Groups) -> Folded:
         """The same by calls of the fold and of `emit`."""
         fold, rows = self.aggregate.fold, groups.rows
-        elements = self.work.elements(self.frame[rows], self.rows.signatures, self.rows.values)
+        frame, signatures = self.frame[rows], self.rows.signatures
+        elements = self.work.elements(frame, signatures, self.rows.values)
+        if isinstance(fold, LatestRow):
+            return fold_latest(fold, frame, elements, signatures, groups.codes, groups.states)
         found = [inputs.values[row] for row in rows.tolist()] if inputs.values else []
         at = self._at(fold, entering, rows) if isinstance(fold, Fields) else None
         folded, passed = fold_elements(self.aggregate, elements, groups.codes, groups.states, found, at)
@@ -360,7 +376,7 @@ class ColumnarFold:
             columns = columns.vstack(pl.DataFrame(values, schema=columns.schema))
             rows = np.concatenate((rows, np.array(alone, np.int64)))
         order = np.argsort(rows)
-        found = numbered(frame[rows[order]], np.ones(len(rows), np.int64))
+        found = numbered(frame[rows[order]].drop(schema.TOMBSTONE, strict=False), np.ones(len(rows), np.int64))
         return Rows(found.with_columns(columns[order].get_columns()), self.rows.signatures)
 
     def _late(self) -> Mask:

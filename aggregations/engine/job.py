@@ -81,7 +81,8 @@ class Job:
         evict: Histories evict positions beyond their limit; not while the consumed topic grows.
         replays: A crashed run may have folded records that this run has not committed yet.
         times: Latest event time read, by topic and partition; empty in a flow without windows.
-        removed: Due time up to which states have left the store, or windows are published, by stage, in seconds since 1970.
+        removed: Due time up to which states have left the store, by stage, in seconds since 1970.
+        closed: Time up to which elements are too late, by stage: see `aggregations.run.final.FinalSnapshots.closed`.
         journaled: Tasks note which records they drop.
         sends: Outputs and dead letters are sent; otherwise they are only counted.
         held: Dead letters that are not sent are held in the store (`aggregations.engine.held`).
@@ -117,6 +118,7 @@ class Job:
     replays: bool = False
     times: Times = field(default_factory=dict)
     removed: Mapping[str, int] = field(default_factory=dict)
+    closed: Mapping[str, int] = field(default_factory=dict)
     journaled: bool = False
     sends: bool = True
     held: bool = False

@@ -1,4 +1,4 @@
-"""The per-message path: runs the pure code of the in-memory runner in Spark's tasks."""
+"""The per-message path: runs the pure code of the in-memory runner on a batch of few records, and compiles nothing."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
@@ -7,8 +7,8 @@ import pyarrow as pa
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Stage
-from aggregations.engine.job import Exclusion, dumps, loads, shared_key
-from aggregations.engine.path import Work, route_of
+from aggregations.engine.job import Exclusion, shared_key
+from aggregations.engine.path import Work
 from aggregations.per_message.arrivals import Arrival
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.loop import Failures, MessageLoop
@@ -33,16 +33,6 @@ class MessagePath:
                 return loop.enter(stages[0], applied)
             loop.leave(applied)
             return []
-
-    def pack(self, work: Work, arrivals: list[Arrival], routes: int) -> list[bytes]:
-        divided: list[list[Arrival]] = [[] for _ in range(routes)]
-        for arrival in arrivals:
-            divided[route_of(arrival.key, routes)].append(arrival)
-        return [dumps(part) if part else b"" for part in divided]
-
-    def unpack(self, work: Work, payloads: Sequence[bytes]) -> list[Arrival]:
-        arrivals = [arrival for payload in payloads for arrival in loads(payload)]
-        return sorted(arrivals, key=lambda arrival: _PLACE(arrival.element.own))
 
     def fold(self, work: Work, stage: Stage, arrivals: list[Arrival]) -> tuple[list[Write], list[Arrival] | None]:
         job, loop = work.job, _loop(work)
@@ -105,6 +95,7 @@ def _loop(work: Work) -> MessageLoop:
         outputs=work.outputs,
         times=job.times,
         removed=job.removed,
+        closed=job.closed,
         tables=work.rows,
     )
 

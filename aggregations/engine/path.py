@@ -1,11 +1,11 @@
-"""One interface for the two paths of a task: whole columns, or message by message."""
+"""One interface for the two paths of a task: whole columns, and few records message by message in the local runner."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import process_time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import google_crc32c
 import polars as pl
@@ -25,6 +25,9 @@ from aggregations.per_message.stage import Decided
 from aggregations.run.incarnations import Incarnations
 from envelope import Node
 from persistence.protocol import Write
+
+if TYPE_CHECKING:
+    from aggregations.engine.columnar import ColumnarPath
 
 
 @dataclass
@@ -105,7 +108,7 @@ class Work:
 
 
 class Path(Protocol):
-    """How a task reads, packs and folds. `A` is the path's own form of a batch of arrivals at a stage."""
+    """How a task reads and folds. Each path has its own form of a batch of arrivals at a stage."""
 
     def read(self, work: Work, chunks: Iterable[pa.Table]) -> Any:
         """Run Kafka's records through the steps before the first stage, or through all steps of a flow without a stage.
@@ -114,14 +117,6 @@ class Path(Protocol):
             work: Context of the task.
             chunks: The records; see `aggregations.engine.fetch.Fetcher.read`.
         """
-        ...
-
-    def pack(self, work: Work, arrivals: Any, routes: int) -> list[bytes]:
-        """Divide arrivals by key: one payload per route, empty for a route without arrivals."""
-        ...
-
-    def unpack(self, work: Work, payloads: Sequence[bytes]) -> Any:
-        """Combine payloads of several tasks."""
         ...
 
     def fold(self, work: Work, stage: Stage, arrivals: Any) -> tuple[list[Write], Any]:
@@ -133,12 +128,11 @@ class Path(Protocol):
         ...
 
 
-def path_of(job: Job) -> Path:
-    """The path of this flow."""
-    from aggregations.engine.columnar import ColumnarPath  # the driver needs neither these nor what they compile
-    from aggregations.engine.messages import MessagePath
+def columnar_path() -> "ColumnarPath":
+    """The path of whole columns."""
+    from aggregations.engine.columnar import ColumnarPath  # the driver needs neither this nor what it compiles
 
-    return ColumnarPath() if job.flow.is_columnar else MessagePath()
+    return ColumnarPath()
 
 
 def route_of(key: bytes, routes: int) -> int:

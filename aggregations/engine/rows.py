@@ -81,6 +81,16 @@ def by_partition(rows: Rows) -> Rows:
     return Rows(rows.frame.sort(place, maintain_order=True), rows.signatures, rows.values)
 
 
+def with_all_columns(frame: pl.DataFrame, met: Mapping[str, pl.DataType], read: frozenset[str] | None) -> pl.DataFrame:
+    """The rows with the columns of all inputs that the flow reads, null where their input does not have one."""
+    wanted = {name: dtype for name, dtype in met.items() if read is None or name in read}
+    system = [name for name in frame.columns if name.startswith("_")]
+    found = [
+        pl.col(name) if name in frame.columns else pl.lit(None, dtype).alias(name) for name, dtype in wanted.items()
+    ]
+    return frame.select(*found, *system)
+
+
 def of_one_numbering(parts: Sequence[Rows]) -> list[Rows]:
     """The parts with one numbering of the signatures."""
     numbers: dict[Signature, int] = {}

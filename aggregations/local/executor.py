@@ -124,8 +124,6 @@ class LocalExecutor:
 
     def _path_of(self, ranges: Sequence[Range]) -> Path:
         """The path for these ranges: the compiled one for many records, and for all that follow them."""
-        if not self._flow.part_of(ranges[0].topic).is_columnar:
-            return MessagePath()
         if self._columnar is None:
             many = sum(one.end - one.start for one in ranges) > FEW_RECORDS
             if not many:

@@ -22,6 +22,7 @@ def fold_range(
     kafka: KafkaSettings,
     stores: Mapping[str, str],
     ends: Mapping[TopicPartition, int],
+    turns: Sequence[Mapping[TopicPartition, int]] = (),
     start: Starts = EARLIEST,
     generation: int = 1,
     accept: Sequence[str] = (),
@@ -38,6 +39,7 @@ def fold_range(
         kafka: Settings of the Kafka cluster with its sources.
         stores: URL of the store by stage name, from `bind`. If they have states of the flow, these are continued.
         ends: Offset after the last record that is read, by topic and partition; others are not read.
+        turns: Ends up to which it is read first, one after the other.
         start: Where to begin, as for `run_local`; unused for topics that the stores have positions of.
         generation: Generation of the states. Redriven dead letters name the generation that rejected them.
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
@@ -74,4 +76,6 @@ def fold_range(
         metadata_max_age=METADATA_MAX_AGE_SECONDS,
         sends=False,
     ) as engine:
+        for turn in turns:
+            engine.stream(until_caught_up=True, trigger_seconds=0, max_records=max_records, ends=turn)
         return engine.stream(until_caught_up=True, trigger_seconds=0, max_records=max_records, ends=ends)

@@ -14,7 +14,8 @@ def judge_closed(
     """Decide about an arrival that comes too late; only a proven copy has another verdict.
 
     A dead letter of this stage that is redriven is no copy: its window is closed for it, too. If its state may have
-    expired, with the hole that it left, it is unproven.
+    expired, it is unproven if it had left a hole, which may have left with the state; below the floor if the ledger
+    listed it instead, and a copy once it has left the ledger.
 
     Args:
         stage: The stage.
@@ -30,9 +31,11 @@ def judge_closed(
         return Decision(Verdict.DUPLICATE_IN_BATCH, fold=False)
     if decision.verdict is Verdict.COPY and not arrival.mine:
         return decision
-    if stage.window is None:
-        return Decision(Verdict.UNPROVEN if arrival.mine else Verdict.BELOW_FLOOR, fold=False)
-    return Decision(Verdict.WINDOW_CLOSED, fold=False)
+    if stage.window is not None:
+        return Decision(Verdict.WINDOW_CLOSED, fold=False)
+    if arrival.mine and arrival.redriven is not None and arrival.redriven.redrive.hole:
+        return Decision(Verdict.UNPROVEN, fold=False)
+    return decision if decision.verdict is Verdict.COPY else Decision(Verdict.BELOW_FLOOR, fold=False)
 
 
 def has_expired(stage: Aggregate, time_us: int | None, arrival: Arrival) -> bool:

@@ -21,7 +21,7 @@ from envelope.deadletter import DeadLetterHeaders
 from envelope.dedup.lanes import group_of
 from envelope.dedup.lineage import Redriven, died_in, event_of, position_order
 from envelope.redrive import Redrive
-from persistence.manifest import Manifest
+from persistence.manifest import Manifest, Rebuilt
 
 LISTED: Final = 10_000
 """Maximum number of dead letters without a hole that a flow lists; further ones are only counted."""
@@ -112,8 +112,9 @@ class Ledger:
     earlier: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, flow: str, generation: int, manifest: Manifest | None, earlier: tuple[int, ...] = ()) -> "Ledger":
-        """The ledger from a manifest."""
+    def of(cls, flow: str, generation: int, manifest: Manifest | None, rebuilt: Rebuilt | None = None) -> "Ledger":
+        """The ledger from a manifest, and from the note of the rebuild that made the generation."""
+        earlier = rebuilt.continues if rebuilt else ()
         if manifest is None:
             return cls(flow, generation, earlier=earlier)
         listed = {

@@ -93,7 +93,8 @@ class MessageLoop:
         outputs: Messages that the flow's steps publish.
         seen: Highest position read, by route, after `read` has returned.
         times: Latest event time read, by topic and partition; brought up to date by `read`.
-        removed: Due time up to which states have left the store, or windows are published, by stage, in seconds since 1970.
+        removed: Due time up to which states have left the store, by stage, in seconds since 1970.
+        closed: Time up to which elements are too late, by stage: see `aggregations.run.final.FinalSnapshots.closed`.
         tables: What the flow looks up.
     """
 
@@ -113,6 +114,7 @@ class MessageLoop:
     seen: dict[str, Position] = field(default_factory=dict)
     times: Times = field(default_factory=dict)
     removed: Mapping[str, int] = field(default_factory=dict)
+    closed: Mapping[str, int] = field(default_factory=dict)
     tables: Tables = no_tables
 
     def read(self, records: Iterable[Record]) -> Applied:
@@ -166,7 +168,7 @@ class MessageLoop:
             incarnation=self.incarnation,
             siblings=self.flow.siblings,
             later=later,
-            removed=self.removed.get(stage.name),
+            removed=self.closed.get(stage.name),
         )
         self._gather(stage.index, stage.name, applied)
         missing = outputs_before(stage.name)

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from aggregations.definition.element import Element
-from aggregations.definition.expressions import CANNOT, Expression, columns_of, is_mapping, parsed
+from aggregations.definition.expressions import CANNOT, NO_COLUMNS, Expression, columns_of, is_mapping, parsed
 from aggregations.definition.integers import LEFT_64_BITS, select_exact
 from aggregations.definition.schemas import Schema
 from aggregations.definition.system import SYSTEM_COLUMNS, system_values
@@ -30,6 +30,8 @@ def evaluate_elements(elements: Sequence[Element[Any]], wanted: Mapping[str, Exp
 
     See `evaluate_values`. An expression that reads only system columns needs no value with columns.
     """
+    if not wanted:
+        return [{} for _ in elements]
     roots = columns_of(map(parsed, wanted.values()))
     system = roots & SYSTEM_COLUMNS.keys()
     if not system:
@@ -95,7 +97,7 @@ def _looked_up(value: Any, names: Mapping[str, str | None]) -> Any:
 
 def _checked(value: Any, roots: Iterable[str | None]) -> Any:
     if not is_mapping(value):
-        return EnvelopeError(Reason.MISSING_FIELD, "the element's value has no columns, but an expression needs them")
+        return EnvelopeError(Reason.MISSING_FIELD, NO_COLUMNS)
     missing = {str(name) for name in roots if value.get(name, _ABSENT) is _ABSENT}
     if missing:
         return EnvelopeError(Reason.MISSING_FIELD, f"no column {', '.join(sorted(missing))}")

@@ -101,8 +101,9 @@ class Decided:
     @property
     def filled(self) -> tuple[Entry, ...]:
         """Entries of the ledger that are no longer missing: the state holds the event, or never will."""
-        arrival, resolved = self.arrival, self.decision.fold or self.decision.verdict in _SETTLED
-        if not resolved or arrival.transit:
+        arrival, verdict = self.arrival, self.decision.verdict
+        too_late = arrival.closed and arrival.mine and verdict is Verdict.BELOW_FLOOR
+        if arrival.transit or not (self.decision.fold or verdict in _SETTLED or too_late):
             return ()
         if arrival.element.route is Route.PLAIN:
             return arrival.entries

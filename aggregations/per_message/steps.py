@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from aggregations.definition.element import Element
-from aggregations.definition.expressions import Expression
+from aggregations.definition.expressions import NO_COLUMNS, Expression, is_mapping
 from aggregations.definition.flow import Divert, Filter, FlatMap, Map, Predicate, Publish, Step
 from aggregations.definition.lookups import Lookup
 from aggregations.definition.operators import Branch
@@ -181,6 +181,7 @@ def _map(applied: Applied, step: Map) -> None:
         applied.schema = None
         return
     rows = applied.columns(step.columns)
+    rows = applied.survivors(list(map(_beside, applied.elements, rows)))
     applied.elements = [
         element.of({**element.value, **row}) for element, row in zip(applied.elements, rows, strict=True)
     ]
@@ -205,12 +206,20 @@ def _flat_map(applied: Applied, step: FlatMap) -> None:
 
 
 def _explode(applied: Applied, column: str, items: Expression) -> None:
-    rows = applied.survivors([_listed(row, column) for row in applied.evaluated({column: items})])
+    made = map(_beside, applied.elements, applied.evaluated({column: items}))
+    rows = applied.survivors([_listed(row, column) for row in made])
     applied.elements = [
         element.nth(n, {**element.value, column: item})
         for element, row in zip(applied.elements, rows, strict=True)
         for n, item in enumerate(row[column] or ())
     ]
+
+
+def _beside(element: Element[Any], row: Any) -> Any:
+    """New columns of an element, or why it has none: they are added to the columns of its value."""
+    if isinstance(row, EnvelopeError) or is_mapping(element.value):
+        return row
+    return EnvelopeError(Reason.MISSING_FIELD, NO_COLUMNS)
 
 
 def _listed(row: Any, column: str) -> Any:

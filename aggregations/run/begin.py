@@ -120,6 +120,7 @@ def _read(run: Run, accept: Sequence[str]) -> None:
         (manifest.times for _, manifest in run.manifests if manifest), key=lambda times: times[-1:], default=()
     )
     run.rebuilt = next((one.rebuilt for _, one in run.manifests if one and one.rebuilt), run.rebuilt)
+    run.given_up = max((one.given_up for _, one in run.manifests if one), key=len, default=())
     check_whole(run.ref, run.manifests)
     refuse(_findings(run), accept)
     for stage in _redefined(run):

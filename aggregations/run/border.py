@@ -15,12 +15,13 @@ from persistence.manifest import Manifest
 from persistence.names import FlowRef
 
 
-def check_border(run: Run, what: str) -> Manifest:
+def check_border(run: Run, what: str, *, mends: bool = False) -> Manifest:
     """Check that no run is at work and the last one ended cleanly, and return the manifest of the last batch.
 
     Args:
         run: A run that was opened read-only.
         what: What is done with the states, for the errors.
+        mends: A mend is repeated (`aggregations.run.mend`), which may have crashed when some stores had its manifest.
 
     Raises:
         RunRefusedError: The flow has no states, a run is at work, or the last one did not end cleanly.
@@ -31,7 +32,7 @@ def check_border(run: Run, what: str) -> Manifest:
             f"{run.ref}: the stores contain nothing of it; if it ran with other stores or another generation, give --store "
             "or --generation"
         )
-    if not all(manifest.clean and _same(manifest, found[0]) for manifest in found):
+    if not all(manifest.clean and _same(manifest, found[0], mends=mends) for manifest in found):
         raise RunRefusedError(
             f"{run.ref}: a run is at work, or the last one did not end cleanly. To {what}, stop it; after a crash, run it "
             "once with --until-caught-up"
@@ -79,6 +80,6 @@ def manifest_alone(manifest: Manifest) -> Manifest:
     return msgspec.structs.replace(manifest, kept=(), marks={}, since=0)
 
 
-def _same(one: Manifest, other: Manifest) -> bool:
+def _same(one: Manifest, other: Manifest, *, mends: bool) -> bool:
     """Whether the manifests of two stores are of one batch."""
-    return (one.epoch, one.batch, one.positions) == (other.epoch, other.batch, other.positions)
+    return one.positions == other.positions and (mends or (one.epoch, one.batch) == (other.epoch, other.batch))

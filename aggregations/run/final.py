@@ -1,4 +1,4 @@
-"""Publishes the states of windows that have closed, once: `publish_states(topic, on="close")`.
+"""Publishes the states of windows and sessions that have closed, once: `publish_states(topic, on="close")`.
 
 A window is published when the closing watermark (`aggregations.run.closing`) has passed its end and its lateness. The log
 of each partition has then closed it for all records that are still to be read, except those of a partition that was
@@ -9,13 +9,20 @@ It happens strictly after the manifest with this watermark is in every store, an
 stores. What is published is acknowledged before the manifest of the stage's store notes up to which due time. A crash in
 between publishes some windows again: the same states, with the same versions. The note belongs to the store that keeps the
 stage: if this store is set back, its windows are folded and published again.
+
+A session has closed when no element can join it any more, nor connect it with another one. A key may have later sessions,
+which its state is due after; so the states that are looked through are those of all keys with a session that had not
+closed the last time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Final
 
 from aggregations.definition.flow import Stage
+from aggregations.definition.sessions import SessionWindow
+from aggregations.definition.times import LATEST_US, MICROS
 from aggregations.definition.windows import Window
 from aggregations.per_message.publishing import OutputMessage
 from aggregations.run.run import Run
@@ -24,6 +31,8 @@ from aggregations.run.states import load_states
 
 PAGE: Final = 1_000
 """States that are loaded, produced and acknowledged at once, about 300 KB."""
+_EVER: Final = LATEST_US // MICROS + 1
+"""A due time that no state is due after."""
 
 
 class FinalSnapshots:
@@ -41,16 +50,19 @@ class FinalSnapshots:
         self._acknowledged = dict(run.manifest.published) if run.manifest else {}
 
     def closed(self, removed: Mapping[str, int]) -> dict[str, int]:
-        """Due time up to which windows take no element of the next batch, by stage, in seconds since 1970.
+        """Time up to which the elements of the next batch are too late, by stage, in seconds since 1970.
+
+        That of windows is their due time, that of sessions and of states that expire is the event time of the element.
 
         Args:
             removed: Due time up to which states have left the stores, by stage.
         """
         found = dict(removed)
         for stage in self._stages:
-            times = (removed.get(stage.name), self._acknowledged.get(stage.name), self._due_until(stage))
+            times = (self._acknowledged.get(stage.name), self._due_until(stage))
             if known := [time for time in times if time is not None]:
-                found[stage.name] = max(known)
+                shut = _windows_of(stage).shut_until(max(known))
+                found[stage.name] = max(shut, removed.get(stage.name, shut))
         return found
 
     def publish(self) -> int:
@@ -77,15 +89,30 @@ class FinalSnapshots:
     def _publish(self, stage: Stage, after: int | None, until: int) -> int:
         """Publish the windows of a stage that are due after a time and at or before another."""
         run, messages = self._run, 0
-        keys = run.stores[stage.name].due(run.stage_ref(stage), until, after=after)
+        sessions = stage.aggregate.sessions
+        keys = run.stores[stage.name].due(run.stage_ref(stage), until if sessions is None else _EVER, after=after)
         while page := list(islice(keys, PAGE)):
-            outputs = final_snapshots_of(stage, load_states(run, stage, page), ref=run.ref, epoch=run.epoch)
+            states = load_states(run, stage, page)
+            if sessions is not None:
+                states = {
+                    key: replace(one, fold=closed)
+                    for key, one in states.items()
+                    if (closed := sessions.due_between(one.fold or [], after, until))
+                }
+            outputs = final_snapshots_of(stage, states, ref=run.ref, epoch=run.epoch)
             self._produce(stage.name, outputs)
             messages += len(outputs)
         return messages
 
     def _due_until(self, stage: Stage) -> int | None:
         """The latest due time of a window of the stage that all partitions have closed."""
-        manifest, window = self._run.manifest, stage.aggregate.window
-        assert isinstance(window, Window)
-        return None if manifest is None or manifest.closing_us is None else window.closed_until(manifest.closing_us)
+        manifest = self._run.manifest
+        if manifest is None or manifest.closing_us is None:
+            return None
+        return _windows_of(stage).closed_until(manifest.closing_us)
+
+
+def _windows_of(stage: Stage) -> Window | SessionWindow:
+    """The windows of a stage that publishes them."""
+    assert stage.aggregate.window is not None
+    return stage.aggregate.window

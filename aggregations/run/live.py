@@ -76,15 +76,18 @@ def settle_pointer(run: Run) -> None:
 
 
 def make_live(run: Run) -> None:
-    """Let the runs and readers of stores without a pointer use this run's generation.
+    """Let the runs and readers of stores without a pointer use this run's generation, if there is no other to use.
+
+    Generations that were run by hand before may go on: the pointer does not count them as replaced.
 
     Raises:
         StoreError: A store does not answer, or a command is about to change the pointer.
     """
     stores, generation = [store for _, store in run.distinct_stores()], run.ref.generation
     pointer = load_pointer(stores, run.flow.name)
-    if not pointer.version and generation != pointer.live:
-        change_pointer(stores, run.flow.name, pointer, Pointer(live=generation, newest=generation))
+    used = FlowRef(run.flow.name, pointer.live)
+    if not pointer.version and generation != pointer.live and not any(store.load_manifest(used) for store in stores):
+        change_pointer(stores, run.flow.name, pointer, Pointer(live=generation))
 
 
 def _refusal(pointer: Pointer, generation: int) -> str:

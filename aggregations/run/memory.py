@@ -44,6 +44,7 @@ from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
 from persistence.manifest import Rebuilt
 
 _LOG = logging.getLogger("headwater.memory")
+_attempts = count(1)
 
 _Records: TypeAlias = dict[tuple[str, int, int], Record]
 """Records by topic, partition and offset, in order of offsets."""
@@ -73,20 +74,6 @@ class _Batch:
             )
             for one in self.collector.dead.values()
         ]
-
-
-class _Holding:
-    """Holds outputs of a rebuild in its store."""
-
-    _attempts = count(1)
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-
-    def __call__(self, outputs: Sequence[OutputMessage]) -> None:
-        run = self._run
-        store, attempt = run.stores[run.flow.stage_names[0]], next(self._attempts)
-        hold_outputs(store, run.ref, outputs, epoch=run.epoch, batch=run.batch, attempt=attempt)
 
 
 class MemoryRunner:
@@ -151,10 +138,13 @@ class MemoryRunner:
         self._idle = IdlePartitions({name: topic.idle_seconds for name, topic in flow.topics.items()})
         self.run.doubted(ends or {})
         self._retirement = Retirement(self.run)
-        self._holds = _Holding(self.run) if holds else None
-        # A reference to the runner would keep its stores open until the collector runs.
-        keep = self.outputs.extend if rebuilt is None else _Holding(self.run)
-        self._final = FinalSnapshots(self.run, lambda stage, made: effect(close_of(stage), lambda: keep(made)))
+        self._holds = holds
+        run, outputs = self.run, self.outputs  # the runner itself would keep its stores open until the collector runs
+
+        def publish_closed(stage: str, made: Sequence[OutputMessage]) -> None:
+            effect(close_of(stage), lambda: outputs.extend(made) if rebuilt is None else _hold(run, made))
+
+        self._final = FinalSnapshots(run, publish_closed)
         self._leave(self.report)  # what a crashed run left
 
     def process(self, records: Iterable[Record]) -> Report:
@@ -291,7 +281,8 @@ class MemoryRunner:
             replays=run.replays,
             outputs=batch.outputs,
             times=times_in(run.manifest, consumed),
-            removed=self._final.closed(self._retirement.removed),
+            removed=self._retirement.removed,
+            closed=self._final.closed(self._retirement.removed),
             tables=self._rows,
         )
         applied = loop.read(found.values())
@@ -333,8 +324,8 @@ class MemoryRunner:
 
     def _publish(self, batch: _Batch) -> None:
         self.outputs += batch.outputs
-        if self._holds is not None:
-            self._holds([one for one in batch.outputs if one.own is not None])
+        if self._holds:
+            _hold(self.run, [one for one in batch.outputs if one.own is not None])
         batch.report.outputs = len(batch.outputs)
         if batch.collector.dead:
             effect(DEAD_LETTER, lambda: self.dead_letters.extend(batch.dead_letters()))
@@ -346,6 +337,12 @@ class MemoryRunner:
         """Topic ids of the consumed topics, if known: a record's own topic id takes precedence over `topic_ids`."""
         given = {topic: topic_id for topic, topic_id in self.topic_ids.items() if topic in self.flow.topics}
         return given | {record.topic: record.topic_id for record in records if record.topic_id}
+
+
+def _hold(run: Run, outputs: Sequence[OutputMessage]) -> None:
+    """Hold outputs of a rebuild in its store."""
+    store, attempt = run.stores[run.flow.stage_names[0]], next(_attempts)
+    hold_outputs(store, run.ref, outputs, epoch=run.epoch, batch=run.batch, attempt=attempt)
 
 
 def _ends_of(found: Mapping[tuple[str, int, int], Record]) -> dict[TopicPartition, int]:

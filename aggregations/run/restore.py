@@ -20,7 +20,7 @@ from aggregations.run.run import Run
 from aggregations.run.states import due_of
 from persistence.commit.faults import EPOCH, RESTORE, effect
 from persistence.epochs import take_epoch
-from persistence.manifest import Manifest, Rebuilt
+from persistence.manifest import GivenUp, Manifest, Rebuilt
 from persistence.protocol import Write
 from persistence.snapshot_file import Header, SnapshotReader
 
@@ -168,8 +168,9 @@ def _restore(
         make_live(run)  # the next run without a generation would begin a flow of its own
     run.acknowledged.learn(run.manifests, run.buckets())
     run.earlier, run.times = manifest.earlier, manifest.times
+    run.given_up = (*manifest.given_up, GivenUp(manifest.epoch, manifest.batch, run.epoch))
     note = Manifest(run.epoch, manifest.batch, restoring=snapshot.checksum)
-    _save_everywhere(run, note)
+    run.save_everywhere(note, RESTORE)
     # The states in the snapshot are those of its manifest: from here on they are the next batch of this epoch.
     run.manifest = msgspec.structs.replace(note, batch=manifest.batch - 1)
     states, expired, done, total = dict.fromkeys(header.stages, 0), 0, 0, sum(snapshot.counts.values())
@@ -189,7 +190,7 @@ def _restore(
         progress(done, total)
     for stage, until in header.removed.items():
         effect(RESTORE, lambda stage=stage, until=until: _remove(run, stage, until))  # type: ignore[misc]
-    _save_everywhere(run, msgspec.structs.replace(manifest, epoch=run.epoch, clean=True))
+    run.save_everywhere(msgspec.structs.replace(manifest, epoch=run.epoch, clean=True), RESTORE)
     return Restored(states, expired, run.epoch, manifest.batch)
 
 
@@ -217,17 +218,13 @@ def _check_empty(run: Run, snapshot: SnapshotReader, manifest: Manifest) -> None
 
 
 def _is_restored(found: Manifest, manifest: Manifest) -> bool:
-    """Whether a store's manifest is the one that a restore ends with, whatever its epoch."""
-    return msgspec.structs.replace(manifest_alone(found), epoch=manifest.epoch, times=manifest.times) == manifest
+    """Whether a store's manifest is the one that a restore ends with: whatever its epoch."""
+    alone = msgspec.structs.replace(manifest_alone(found), epoch=manifest.epoch, times=manifest.times)
+    return msgspec.structs.replace(alone, given_up=manifest.given_up) == manifest
 
 
 def _any(found: Iterable[object]) -> bool:
     return any(True for _ in found)
-
-
-def _save_everywhere(run: Run, manifest: Manifest) -> None:
-    for name, _ in reversed(run.distinct_stores()):
-        effect(RESTORE, lambda name=name: run.save_manifest(name, manifest))  # type: ignore[misc]
 
 
 def _save(run: Run, stage: str, writes: Sequence[Write]) -> None:

@@ -17,7 +17,7 @@ from envelope import TopicPartition
 from persistence.commit.faults import EPOCH, FINISH, LEDGER, effect
 from persistence.commit.order import store_order
 from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
-from persistence.manifest import Growth, Manifest, Progress, Rebuilt, unread, with_progress_of
+from persistence.manifest import GivenUp, Growth, Manifest, Progress, Rebuilt, unread, with_progress_of
 from persistence.marks import Bucket, KnownMarks
 from persistence.protocol import FlowRef, StageRef, StateStore
 from persistence.times import Committed, committed
@@ -48,6 +48,7 @@ class Run:
         times: When batches were committed; see `Manifest.times`.
         clock: Returns the time in seconds since 1970.
         rebuilt: Who rebuilt this generation; see `Manifest.rebuilt`.
+        given_up: Batches that restores gave up; see `Manifest.given_up`.
     """
 
     flow: Flow[Any]
@@ -70,6 +71,7 @@ class Run:
     times: tuple[Committed, ...] = ()
     clock: Callable[[], float] = time.time
     rebuilt: Rebuilt | None = None
+    given_up: tuple[GivenUp, ...] = ()
     _former: dict[str, Manifest] = field(default_factory=dict)
     """By topic that was created again: the manifest of the former one, until a batch of the new one is folded."""
 
@@ -260,7 +262,7 @@ class Run:
         """A manifest as the store of that name gets it: with the flow's definitions and the stages that it keeps."""
         kept = tuple(stage for stage, home in self.homes().items() if home == name)
         own = {"definitions": self.flow.definitions, "earlier": self.earlier, "rebuilt": self.rebuilt}
-        return msgspec.structs.replace(manifest, kept=kept, **own)
+        return msgspec.structs.replace(manifest, kept=kept, given_up=self.given_up, **own)
 
     def earlier_of(self, stage: Stage) -> Collection[str] | None:
         """Earlier definitions of a stage whose states are continued; None for any."""
@@ -334,10 +336,10 @@ class Run:
         """The manifest with the growth that was detected since, between two batches."""
         return self.changed(growth=dict(self.growths), **self.ledger.fields())
 
-    def save_everywhere(self, manifest: Manifest) -> None:
-        """Write a manifest outside of a commit, downstream store first."""
+    def save_everywhere(self, manifest: Manifest, point: str = EPOCH, *, commits: bool = True) -> None:
+        """Write a manifest outside of a commit, downstream store first; `commits` is as for `save_manifest`."""
         for name, _ in reversed(self.distinct_stores()):
-            effect(EPOCH, lambda name=name: self.save_manifest(name, manifest))  # type: ignore[misc]
+            effect(point, lambda name=name: self.save_manifest(name, manifest, commits=commits))  # type: ignore[misc]
 
     def check_marks(self) -> None:
         """Read the marks of every bucket again, after the reports of tasks were lost, and use them as known marks.
@@ -358,8 +360,7 @@ class Run:
     def advanced(self, manifest: Manifest | None) -> None:
         """Continue from a manifest that every store has."""
         self.manifest = manifest
-        earlier = self.rebuilt.continues if self.rebuilt else ()
-        self.ledger = Ledger.of(self.ref.flow, self.ref.generation, manifest, earlier)
+        self.ledger = Ledger.of(self.ref.flow, self.ref.generation, manifest, self.rebuilt)
 
     @property
     def replays(self) -> bool:
@@ -377,10 +378,8 @@ class Run:
 
         It is not noted before this run has read everything that an earlier run may have folded without a manifest.
         """
-        if self.manifest is not None and not self.replays:
-            manifest = self.changed(clean=True)
-            for name, _ in reversed(self.distinct_stores()):
-                effect(FINISH, lambda name=name: self.save_manifest(name, manifest, commits=False))  # type: ignore[misc]
+        if not self.replays:
+            self.save_everywhere(self.changed(clean=True), FINISH, commits=False)
 
     def list_dead(self, entries: set[Entry]) -> None:
         """List dead letters of inner stages in every store, before anything of their batch is persisted."""
@@ -392,13 +391,12 @@ class Run:
 
     def note(self, manifest: Manifest) -> None:
         """Write a manifest with unchanged progress into every store, and continue from it."""
-        for name, _ in reversed(self.distinct_stores()):
-            effect(LEDGER, lambda name=name: self.save_manifest(name, manifest, commits=False))  # type: ignore[misc]
+        self.save_everywhere(manifest, LEDGER, commits=False)
         self.advanced(manifest)
 
     def changed(self, **changed: Any) -> Manifest:
         """The current manifest with changed fields and the same progress."""
-        before = self.manifest or Manifest(self.epoch, 0)
+        before = self.manifest or Manifest(self.epoch, 0, **self.ledger.fields())
         return msgspec.structs.replace(before, **{"epoch": self.epoch, "clean": False, **changed})
 
     def superseded(self) -> bool:

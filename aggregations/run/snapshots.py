@@ -6,11 +6,12 @@ only if it is newer.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from aggregations.definition.flow import Aggregate, Stage
+from aggregations.definition.windows import Window
 from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.stage import KeyState
 from aggregations.run.results import results_of
@@ -32,10 +33,11 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
         version: Version of the state: number of writes to it in this generation.
         epoch: Epoch of the run that published it.
         attempt: Attempt at the batch, from 1: a batch that is retried may publish a version twice.
-        state: The state as readers see it; in a stage with sessions a list of all sessions of the key, in order of time,
-            each with `window_start`, `window_end` and `state`.
-        window_start: Start of the state's window, in ISO 8601 and UTC; None without windows and with sessions.
-        window_end: End of the window: the first time that is not in it.
+        state: The state as readers see it; in a stage with sessions, on update, a list of all sessions of the key, in
+            order of time, each with `window_start`, `window_end` and `state`.
+        window_start: Start of the state's window, or first time of a closed session, in ISO 8601 and UTC; None without
+            windows, and with sessions on update.
+        window_end: End of the window: the first time that is not in it; last time of a closed session.
     """
 
     flow: str
@@ -76,8 +78,51 @@ def snapshots_of(
 def final_snapshots_of(
     stage: Stage, states: Mapping[bytes, KeyState], *, ref: FlowRef, epoch: int
 ) -> list[OutputMessage]:
-    """The messages that publish states of a stage's closed windows, as they are stored; see `snapshots_of`."""
+    """The messages that publish states of a stage's closed windows, as they are stored; see `snapshots_of`.
+
+    Of a key in a stage with sessions, `states` has only those to publish, and each has a message of its own.
+    """
     return _messages(stage, stage.final_snapshots, states, ref, epoch, attempt=1, written=0)
+
+
+class MendedSnapshot(NamedTuple):
+    """A message that publishes a mended state.
+
+    Attributes:
+        topic: Topic.
+        key: Key of the state.
+        value: Its snapshot; None for a tombstone, with which readers forget the key and what its version was.
+    """
+
+    topic: str
+    key: bytes
+    value: bytes | None
+
+
+def mended_snapshots_of(
+    stage: Stage, states: Mapping[bytes, KeyState], *, ref: FlowRef, epoch: int, published: int | None
+) -> list[MendedSnapshot]:
+    """The messages that publish mended states, in order.
+
+    A key without a result gets a tombstone, and so does one whose versions begin at 1 again, before its snapshot.
+
+    Args:
+        stage: The stage.
+        states: Its states with the versions that were loaded; they are about to be written.
+        ref: The flow's name and generation.
+        epoch: Epoch of the mend.
+        published: Due time up to which windows that have closed are published; see `Manifest.published`.
+    """
+    window, closed = stage.aggregate.window, dict[bytes, KeyState]()
+    if published is not None and isinstance(window, Window):
+        closed = {key: state for key, state in states.items() if window.due(key) <= published}
+    found = []
+    for topics, mine in ((stage.snapshots, states), (stage.final_snapshots, closed)):
+        anew = [key for key, state in mine.items() if not (state.version and state.folded)]
+        found += [MendedSnapshot(topic, key, None) for key in anew for topic in topics]
+        snapshots = _messages(stage, topics, mine, ref, epoch, attempt=1, written=1)
+        found += [MendedSnapshot(one.topic, one.key or b"", one.value) for one in snapshots]
+    return found
 
 
 def _messages(
@@ -94,25 +139,27 @@ def _messages(
     for key, state in states.items():
         if not state.folded:
             continue  # the state contains only a hole: nothing was folded yet
-        shown, span = _shown(stage.aggregate, key, state.fold)
         version = state.version + written
-        body = _encoder.encode(Snapshot(ref.flow, stage.name, ref.generation, version, epoch, attempt, shown, *span))
-        for topic in topics:
-            envelope = Envelope(
-                body, key=key, payload_type=PAYLOAD_TYPE, content_type="application/json", destination=topic
-            )
-            outputs.append(OutputMessage(topic, key, encode(envelope)))
+        for own, shown, span in _shown(stage.aggregate, key, state.fold, alone=not written):
+            found = Snapshot(ref.flow, stage.name, ref.generation, version, epoch, attempt, shown, *span)
+            body = _encoder.encode(found)
+            for topic in topics:
+                envelope = Envelope(
+                    body, key=own, payload_type=PAYLOAD_TYPE, content_type="application/json", destination=topic
+                )
+                outputs.append(OutputMessage(topic, own, encode(envelope)))
     return outputs
 
 
-def _shown(stage: Aggregate, key: bytes, state: Any) -> tuple[Any, tuple[str, ...]]:
-    """The state as readers see it, and start and end of its window."""
+def _shown(stage: Aggregate, key: bytes, state: Any, *, alone: bool) -> list[tuple[bytes, Any, tuple[str, ...]]]:
+    """Key, state as readers see it, and start and end of its window, of each message; `alone` divides sessions."""
     results = results_of(stage, key, state)
-    if stage.sessions is None:
-        [found] = results
-        return found.state, () if found.window is None else found.window.texts
+    if stage.sessions is None or alone:
+        return [(one.key, one.state, () if one.window is None else one.window.texts) for one in results]
     # All sessions of a key in one message: a merge replaces sessions, and no reader ever sees a part of it.
-    return [dict(zip(_SESSION, (*one.window.texts, one.state), strict=True)) for one in results if one.window], ()
+    return [
+        (key, [dict(zip(_SESSION, (*one.window.texts, one.state), strict=True)) for one in results if one.window], ())
+    ]
 
 
 def read_snapshot(value: bytes | None) -> Snapshot:

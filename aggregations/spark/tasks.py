@@ -27,6 +27,7 @@ import gc
 import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
@@ -35,7 +36,7 @@ from pyspark import cloudpickle
 from aggregations.definition.flow import Stage
 from aggregations.engine.clients import topics_of
 from aggregations.engine.job import Job, TaskReport, dumps, loads, shared_key
-from aggregations.engine.path import Path, Work, path_of, route_of
+from aggregations.engine.path import Work, columnar_path, route_of
 from aggregations.engine.persist import persist
 from aggregations.engine.publish import publish
 from aggregations.engine.roots import check_source
@@ -47,6 +48,10 @@ from aggregations.spark.waiting import keep, take
 from envelope.dedup.lineage import position_order
 from persistence.commit import faults
 from persistence.protocol import Write
+
+if TYPE_CHECKING:
+    from aggregations.engine.columnar import ColumnarPath
+    from aggregations.engine.rows import Rows
 
 Task = Callable[[Iterable[Row]], Iterator[Row]]
 
@@ -89,7 +94,7 @@ def read_slot(payload: bytes, number: int) -> list[Block]:
     from aggregations.engine.fetch import fetcher_of
 
     def act(work: Work) -> list[Block]:
-        path, ranges = path_of(job), job.tasks[number].by_topic()
+        path, ranges = columnar_path(), job.tasks[number].by_topic()
 
         def chunks() -> Iterator[pa.Table]:
             # A consumer of each topic: the others fetch ahead while one is read.
@@ -117,8 +122,8 @@ def folding(job: Job, stage: Stage) -> Task:
         mine, others = _sorted(unpack(rows), Kind.ELEMENTS, stage.index)
 
         def act(work: Work) -> list[Block]:
-            path = path_of(job)
-            return _fold(work, path, stage, path.unpack(work, mine))
+            path = columnar_path()
+            return _fold(work, path, stage, path.unpack(mine))
 
         yield from pack(_guarded(job, others, act))
 
@@ -197,12 +202,12 @@ def persist_kept(run: str, serial: int, told: Sequence[bytes], hashes: Sequence[
     return _guarded(job, [], act)
 
 
-def _fold(work: Work, path: Path, stage: Stage, arrivals: object, reads: int | None = None) -> list[Block]:
+def _fold(work: Work, path: "ColumnarPath", stage: Stage, arrivals: "Rows", reads: int | None = None) -> list[Block]:
     """Fold a stage; the last stage is persisted immediately if this task has all of its keys, other writes wait.
 
     Args:
         work: Context of the task.
-        path: The path of this flow.
+        path: The path of whole columns.
         stage: The stage.
         arrivals: What arrives at the stage.
         reads: Number of the task, if it folds what it read.
@@ -247,9 +252,9 @@ def _leave(work: Work, *, persists: bool = False) -> list[Block]:
     return [held]
 
 
-def _send(work: Work, path: Path, stage: int, arrivals: object) -> list[Block]:
+def _send(work: Work, path: "ColumnarPath", stage: int, arrivals: "Rows") -> list[Block]:
     with work.timed("pack"):
-        payloads = path.pack(work, arrivals, work.job.routes)
+        payloads = path.pack(arrivals, work.job.routes)
     return [Block(route, Kind.ELEMENTS, stage, payload) for route, payload in enumerate(payloads) if payload]
 
 

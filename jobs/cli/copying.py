@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.cli.options import STACK_ROOT, Bootstrap, EventId, FromCluster, Json, KafkaFile, Root, filled
+from jobs.cli.options import STACK_ROOT, Bootstrap, EventId, FromCluster, Json, KafkaFile, Root, filled, path_of
 from jobs.environment import UsageError
 from jobs.screen import counted, emit, progress, say
 
@@ -37,7 +37,9 @@ def copy(
     ] = None,
     lines: Annotated[
         Path | None,
-        typer.Option("--from-lines", metavar="FILE", help="File whose lines to copy.", show_default=False),
+        typer.Option(
+            "--from-lines", metavar="FILE", help="File whose lines to copy.", show_default=False, parser=path_of
+        ),
     ] = None,
     database: Annotated[
         str | None,

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,9 +16,11 @@ from jobs.cli.options import (
     JournalTopic,
     Json,
     KafkaFile,
+    Ranges,
     Root,
     Stores,
     filled,
+    path_of,
 )
 from jobs.environment import UsageError
 from jobs.screen import counted, emit, progress, say, table, write
@@ -27,18 +29,6 @@ if TYPE_CHECKING:
     from jobs.explaining.outcome import Explanation
 
 _SEARCH = 10_000
-
-Ranges: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--range",
-        metavar="RANGE",
-        help="TOPIC, TOPIC:PARTITION, TOPIC:PARTITION:FIRST-LAST (offsets, both inclusive), or TIME/TIME as in "
-        "2026-11-24T06:00:00Z/2026-11-24T07:00:00Z; may be repeated. Without it: everything in the topics.",
-        show_default=False,
-        callback=filled,
-    ),
-]
 
 
 def explain(
@@ -138,7 +128,13 @@ def blame(
     ranges: Ranges = None,
     svg: Annotated[
         Path | None,
-        typer.Option("--svg", metavar="FILE", help="Also draw the re-sends over time, as SVG.", show_default=False),
+        typer.Option(
+            "--svg",
+            metavar="FILE",
+            help="Also draw the re-sends over time, as SVG.",
+            show_default=False,
+            parser=path_of,
+        ),
     ] = None,
     bootstrap: Bootstrap = None,
     kafka_settings: KafkaFile = None,

@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.options import Json
+from jobs.cli.options import Json, path_of
 from jobs.screen import emit, write
 
 
 def new(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the project: empty or new.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Directory of the project: empty or new.", parser=path_of)
+    ],
     json: Json = False,
 ) -> None:
     """Create a project that is ready to run.

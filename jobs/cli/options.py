@@ -17,6 +17,11 @@ def filled(value: T) -> T:
     return value
 
 
+def path_of(text: str | Path) -> Path:
+    """Read a path: an empty text would mean the current directory."""
+    return Path(filled(text))
+
+
 FlowName: TypeAlias = Annotated[
     str, typer.Argument(metavar="MODULE:FLOW", help="The flow: `fleet:flow` is `flow` in fleet.py of this directory.")
 ]
@@ -34,12 +39,14 @@ KafkaFile: TypeAlias = Annotated[
     typer.Option(
         "--kafka-settings",
         metavar="FILE",
+        parser=path_of,
         help="TOML file with the Kafka settings in its table [kafka]; the environment (HEADWATER_KAFKA_*) overrides it. Without it: headwater.toml.",
         show_default=False,
     ),
 ]
 Root: TypeAlias = Annotated[
-    Path, typer.Option("--root", metavar="DIRECTORY", help="Directory of the local stack's data.")
+    Path,
+    typer.Option("--root", metavar="DIRECTORY", help="Directory of the local stack's data.", parser=path_of),
 ]
 Stores: TypeAlias = Annotated[
     list[str] | None,
@@ -164,6 +171,41 @@ FromCluster: TypeAlias = Annotated[
         "the address, a TOML file with the settings in its table [kafka].",
         show_default=False,
         callback=filled,
+    ),
+]
+Ranges: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--range",
+        metavar="RANGE",
+        help="TOPIC, TOPIC:PARTITION, TOPIC:PARTITION:FIRST-LAST (offsets, both inclusive), or TIME/TIME as in "
+        "2026-11-24T06:00:00Z/2026-11-24T07:00:00Z; may be repeated. Without it: everything in the topics.",
+        show_default=False,
+        callback=filled,
+    ),
+]
+SAMPLE: Final = 10
+Sample: TypeAlias = Annotated[
+    int, typer.Option("--sample", min=0, metavar="N", help="Show this many differences of each stage.")
+]
+FOLDS: Final = Path(".headwater/folds")
+Work: TypeAlias = Annotated[
+    Path,
+    typer.Option(
+        "--work",
+        metavar="DIRECTORY",
+        parser=path_of,
+        help="Where the states are while they are compared; needs as much room as they. Nothing stays in it.",
+    ),
+]
+FromSnapshot: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        "--snapshot",
+        metavar="FILE",
+        parser=path_of,
+        help="Begin with this file of `headwater snapshot` instead of the flow's start.",
+        show_default=False,
     ),
 ]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Write JSON lines to standard output.")]

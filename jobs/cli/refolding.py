@@ -2,24 +2,29 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from jobs.cli.comparing import show_differences
 from jobs.cli.errors import Exit
-from jobs.cli.explaining import Ranges
 from jobs.cli.options import (
+    FOLDS,
+    SAMPLE,
     STACK_ROOT,
     Accept,
     Bootstrap,
     FlowName,
+    FromSnapshot,
     Generation,
+    JournalTopic,
     Json,
     KafkaFile,
+    Ranges,
     Root,
+    Sample,
     Stores,
+    Work,
     filled,
 )
 from jobs.cli.signals import exit_on_sigterm
@@ -28,9 +33,6 @@ from jobs.screen import counted, emit, progress, say, table
 if TYPE_CHECKING:
     from jobs.comparing import Comparison
     from jobs.refolding.fold import Told
-
-_WORK: Final = Path(".headwater/folds")
-_SAMPLE: Final = 10
 
 Keys: TypeAlias = Annotated[
     list[str] | None,
@@ -45,17 +47,6 @@ OfStages: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--stage", metavar="NAME", help="Compare only this stage; may be repeated.", show_default=False),
 ]
-Sample: TypeAlias = Annotated[
-    int, typer.Option("--sample", min=0, metavar="N", help="Show this many differences of each stage.")
-]
-Work: TypeAlias = Annotated[
-    Path,
-    typer.Option(
-        "--work",
-        metavar="DIRECTORY",
-        help="Where the states are while they are compared; needs as much room as they. Nothing stays in it.",
-    ),
-]
 
 
 def rehearse(
@@ -67,10 +58,10 @@ def rehearse(
     ranges: Ranges = None,
     stage: OfStages = None,
     key: Keys = None,
-    sample: Sample = _SAMPLE,
+    sample: Sample = SAMPLE,
     generation: Generation = None,
     accept: Accept = None,
-    work: Work = _WORK,
+    work: Work = FOLDS,
     bootstrap: Bootstrap = None,
     kafka_settings: KafkaFile = None,
     root: Root = STACK_ROOT,
@@ -90,7 +81,7 @@ def rehearse(
     from jobs.table.view import key_of
 
     new, old, here = load_flow(flow), load_flow(against), Directory.load()
-    with _told(f"rehearsing {new.name}") as told:
+    with told_of(f"rehearsing {new.name}") as told:
         found = run(
             new,
             old,
@@ -122,22 +113,15 @@ def rehearse(
 
 def audit(
     flow: FlowName,
-    snapshot: Annotated[
-        Path | None,
-        typer.Option(
-            "--snapshot",
-            metavar="FILE",
-            help="Begin with this file of `headwater snapshot` instead of the flow's start.",
-            show_default=False,
-        ),
-    ] = None,
+    snapshot: FromSnapshot = None,
+    journal: JournalTopic = None,
     stage: OfStages = None,
     key: Keys = None,
-    sample: Sample = _SAMPLE,
+    sample: Sample = SAMPLE,
     store: Stores = None,
     generation: Generation = None,
     accept: Accept = None,
-    work: Work = _WORK,
+    work: Work = FOLDS,
     bootstrap: Bootstrap = None,
     kafka_settings: KafkaFile = None,
     root: Root = STACK_ROOT,
@@ -160,16 +144,17 @@ def audit(
 
     found, here = load_flow(flow), Directory.load()
     kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
-    chosen = settings.of_flow(found, store, generation=generation, directory=here)
+    chosen = settings.of_flow(found, store, journal=journal, generation=generation, directory=here)
     for line in chosen.lines():
         say(line)
-    with _told(f"auditing {found.name}") as told:
+    with told_of(f"auditing {found.name}") as told:
         result = run(
             found,
             kafka=kafka,
             stores=chosen.stores,
             generation=chosen.generation,
             snapshot=snapshot,
+            journal=chosen.journal,
             stages=stage or (),
             keys=[key_of(one) for one in key or ()],
             accept=accept or (),
@@ -188,14 +173,12 @@ def audit(
             table(holes, ["", "live", "folded"], left=[""])
     say(f"{counted(result.folded.records, 'record')} folded, up to batch {result.batch}")
     if result.skipped:
-        say(
-            f"not compared, because they are behind a lookup, which finds other rows when it is repeated: {', '.join(result.skipped)}"
-        )
+        say(f"not compared: {', '.join(result.skipped)}: {result.unknown}")
     _end(result.comparison, differs=result.drifted)
 
 
 @contextmanager
-def _told(title: str) -> "Iterator[Told]":
+def told_of(title: str) -> "Iterator[Told]":
     """Shows progress. Both Ctrl-C and SIGTERM end the block, so that its directory is deleted."""
     with progress(title) as bar, exit_on_sigterm():
 

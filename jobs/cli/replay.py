@@ -1,8 +1,8 @@
 """`headwater replay`: a flow's states are rebuilt beside the live ones, and swapped."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -10,19 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from jobs.cli.comparing import show_differences
+from jobs.cli.mending import KeysToMend, StageToMend, mend_keys
 from jobs.cli.options import (
+    FOLDS,
     MAX_RECORDS,
+    SAMPLE,
     STACK_ROOT,
     Accept,
     Bootstrap,
     DeadLetters,
     FlowName,
+    FromSnapshot,
+    JournalTopic,
     Json,
     KafkaFile,
     MaxRecords,
     Root,
+    Sample,
     SparkMaster,
     Stores,
+    Work,
     filled,
 )
 from jobs.cli.run import SPARK, check_runner, check_spark, spark_ahead
@@ -37,8 +44,8 @@ if TYPE_CHECKING:
     from jobs.settings import FlowSettings
     from persistence.pointer import Change, Pointer
 
-_SAMPLE: Final = 10
 _PLAN: Final = "a plan"
+_KEYS: Final = "--key"
 _OUTPUTS: Final = {"send": True, "drop": False}
 
 
@@ -70,14 +77,7 @@ def replay(
     redefine: Annotated[
         bool, typer.Option("--redefine", help="The rebuild has another definition than the live generation.")
     ] = False,
-    snapshot: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Begin with this file of `headwater snapshot` instead of the flow's start.",
-            show_default=False,
-        ),
-    ] = None,
+    snapshot: FromSnapshot = None,
     against: Annotated[
         str | None,
         typer.Option(
@@ -87,6 +87,10 @@ def replay(
             callback=filled,
         ),
     ] = None,
+    key: KeysToMend = None,
+    stage: StageToMend = None,
+    journal: JournalTopic = None,
+    work: Work = FOLDS,
     outputs: Annotated[
         str | None,
         typer.Option(
@@ -95,9 +99,7 @@ def replay(
             show_default=False,
         ),
     ] = None,
-    sample: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Show this many differences of each stage.")
-    ] = _SAMPLE,
+    sample: Sample = SAMPLE,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Take over from a process on another machine that has crashed.")
     ] = False,
@@ -129,27 +131,35 @@ def replay(
 
     The exit code is 3 if it would be unsafe: Kafka no longer has the records, the definition has changed, or another
     replay is at work.
+
+    With --key it folds the history of the flow, which has to be stopped, and shows how the states of these keys differ
+    from the live ones. With --apply it mends these in the live generation.
     """
-    mode = _mode(apply=apply, swap=swap, rollback=rollback, abandon=abandon, drop=drop is not None)
+    mode = _mode(
+        keys=key is not None, apply=apply, swap=swap, rollback=rollback, abandon=abandon, drop=drop is not None
+    )
     _check_options(
         mode,
         {
-            "--reason": (reason, ("--apply", "--swap", "--rollback", "--abandon", "--drop")),
+            "--reason": (reason, ("--apply", "--swap", "--rollback", "--abandon", "--drop", _KEYS)),
             "--redefine": (redefine, (_PLAN, "--apply")),
-            "--snapshot": (snapshot, (_PLAN, "--apply")),
+            "--snapshot": (snapshot, (_PLAN, "--apply", _KEYS)),
             "--outputs": (outputs, ("--apply",)),
             "--against": (against, (_PLAN, "--swap")),
-            "--sample": (sample != _SAMPLE, (_PLAN, "--swap")),
+            "--sample": (sample != SAMPLE, (_PLAN, "--swap", _KEYS)),
+            "--stage": (stage, (_KEYS,)),
+            "--journal": (journal, (_KEYS,)),
+            "--work": (work != FOLDS, (_KEYS,)),
             "--take-over": (take_over, ("--apply", "--swap", "--rollback", "--abandon", "--drop")),
             "--dead-letters": (dead_letters, ("--apply", "--swap")),
             "--max-records": (max_records != MAX_RECORDS, ("--apply", "--swap")),
-            "--accept": (accept, (_PLAN, "--apply", "--swap", "--rollback", "--drop")),
+            "--accept": (accept, (_PLAN, "--apply", "--swap", "--rollback", "--drop", _KEYS)),
             "--runner": (runner != SPARK, ("--apply", "--swap")),
             "--master": (master, ("--apply", "--swap")),
             "--conf": (conf, ("--apply", "--swap")),
         },
     )
-    if mode != _PLAN and reason is None:
+    if mode not in (_PLAN, _KEYS) and reason is None:
         raise UsageError(f"{mode}: give --reason, which is kept with the change")
     if outputs not in (None, *_OUTPUTS):
         raise UsageError(f"--outputs {outputs}: give send or drop")
@@ -163,7 +173,7 @@ def replay(
 
     found, here = load_flow(flow), Directory.load()
     other = None if against is None else load_flow(against)
-    chosen = settings.of_flow(found, store, dead_letters=dead_letters, directory=here)
+    chosen = settings.of_flow(found, store, dead_letters=dead_letters, journal=journal, directory=here)
     for line in chosen.lines():
         say(line)
     risks = accept or ()
@@ -182,6 +192,22 @@ def replay(
         _show_pointer(pointer, json=json)
         return
     kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
+    if mode == _KEYS:
+        mend_keys(
+            found,
+            kafka=kafka,
+            chosen=chosen,
+            stage=stage,
+            keys=key or (),
+            apply=apply,
+            reason=reason,
+            snapshot=snapshot,
+            accept=risks,
+            sample=sample,
+            work=work,
+            json=json,
+        )
+        return
     if mode == "--rollback":
         pointer = verbs.rollback(
             found, kafka=kafka, stores=chosen.stores, why=reason or "", accept=risks, take_over=take_over
@@ -216,7 +242,7 @@ def replay(
         "max_records": max_records,
     }
     stop = threading.Event()
-    with progress(f"rebuilding {found.name}", unit="records") as bar, suppress(Stopped):
+    with progress(f"rebuilding {found.name}", unit="records") as bar, _stopped(found.name, mode):
         reports = _Reports(bar)
         on_signals(
             stop.set, "stopping after this batch; a second signal stops immediately", idle=lambda: not reports.begun
@@ -231,8 +257,11 @@ def replay(
             )
 
 
-def _mode(**chosen: bool) -> str:
+def _mode(*, keys: bool, **chosen: bool) -> str:
     given = [f"--{name}" for name, is_given in chosen.items() if is_given]
+    if keys and given in ([], ["--apply"]):
+        return _KEYS
+    given = [*given, *([_KEYS] if keys else [])]
     if len(given) > 1:
         raise UsageError(f"{given[0]} and {given[1]}: give one of them")
     return given[0] if given else _PLAN
@@ -262,6 +291,18 @@ def _runner(
     from aggregations.local import run_local
 
     return run_local
+
+
+@contextmanager
+def _stopped(name: str, mode: str) -> Iterator[None]:
+    """What a signal means that came before anything was folded: a rebuild can be continued, but a swap was not made."""
+    try:
+        yield
+    except Stopped:
+        if mode == "--swap":
+            from aggregations.errors import RunRefusedError
+
+            raise RunRefusedError(f"flow {name}: stopped, and not swapped. Repeat the command") from None
 
 
 class _Reports:
@@ -301,6 +342,8 @@ def _show_plan(plan: "ReplayPlan", *, json: bool) -> None:
     if plan.differences is not None:
         say(f"differences as of now: generation {plan.generation} is {counted(plan.records, 'offset')} behind")
         _show_differences(plan.differences)
+    if plan.pointer.rebuild is not None and plan.pointer.rebuild.worker:
+        say(f"a process may be at work on the rebuild: {plan.pointer.rebuild.process}")
     if plan.snapshot is not None:
         say(f"the rebuild begins with the snapshot {plan.snapshot}")
     continued = "continues the rebuild of" if plan.begun else "rebuilds"

@@ -31,6 +31,7 @@ from jobs.cli.options import (
     SparkMaster,
     StartAt,
     Stores,
+    path_of,
 )
 from jobs.cli.signals import Stopped, on_signals
 from jobs.environment import UsageError
@@ -199,7 +200,13 @@ def describe(
     flow: FlowName,
     svg: Annotated[
         Path | None,
-        typer.Option("--svg", metavar="FILE", help="Also write a picture of the flow, in SVG.", show_default=False),
+        typer.Option(
+            "--svg",
+            metavar="FILE",
+            help="Also write a picture of the flow, in SVG.",
+            show_default=False,
+            parser=path_of,
+        ),
     ] = None,
     json: Json = False,
 ) -> None:

@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
-from jobs.cli.options import FlowName, Generation, Json, Stores
+from jobs.cli.options import FlowName, Generation, Json, Stores, path_of
 from jobs.screen import counted, emit, progress, say, table
 
 
 def snapshot(
     flow: FlowName,
-    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The file.")],
+    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="The file.", parser=path_of)],
     replace: Annotated[bool, typer.Option("--replace", help="Replace the file if it exists.")] = False,
     store: Stores = None,
     generation: Generation = None,
@@ -43,7 +43,10 @@ def snapshot(
 
 def restore(
     flow: FlowName,
-    source: Annotated[Path, typer.Option("--from", metavar="FILE", help="The file that `headwater snapshot` wrote.")],
+    source: Annotated[
+        Path,
+        typer.Option("--from", metavar="FILE", help="The file that `headwater snapshot` wrote.", parser=path_of),
+    ],
     store: Stores = None,
     generation: Generation = None,
     accept: Annotated[

@@ -7,6 +7,7 @@ import typer
 
 from jobs.cli.errors import Exit
 from jobs.cli.options import STACK_ROOT, Json, Root
+from jobs.environment import UsageError
 from jobs.screen import emit, say, steps, write
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ def up(
     """Start missing servers, and wait until they are ready."""
     from jobs import stack
 
+    if not (kafka or redis or cassandra):
+        raise UsageError("--no-kafka: give --redis or --cassandra; nothing is left to start")
     with steps("stack") as step:
         state = stack.up(root, kafka=kafka, redis=redis, cassandra=cassandra, heap_mb=heap, progress=step)
     _show(state, json=json)

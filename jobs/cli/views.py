@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from jobs.cli.errors import Exit
-from jobs.cli.options import FlowName, Generation, Json, Stores, filled
+from jobs.cli.options import FlowName, Generation, Json, Stores, filled, path_of
 from jobs.directory import FILE
 from jobs.environment import STORE, UsageError
 from jobs.screen import counted, emit, progress, say, table
@@ -103,7 +103,9 @@ def inspect(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write JSON lines or Parquet to this file.", show_default=False),
+        typer.Option(
+            metavar="FILE", help="Write JSON lines or Parquet to this file.", show_default=False, parser=path_of
+        ),
     ] = None,
     store: Stores = None,
     generation: Generation = None,

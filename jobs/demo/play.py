@@ -94,11 +94,11 @@ def play(count: int, store: str, home: Path, *, generation: int = 1) -> Result:
     """
     result = Result(count, generation=generation)
     table = flights.load(count)
-    with _phase(result, "servers"), steps("servers") as step:
-        kinds = KINDS.get(store, ())
-        servers = stack.up(home / "stack", redis="redis" in kinds, cassandra="cassandra" in kinds, progress=step)
-        kafka = KafkaSettings(servers.kafka)
+    kinds = KINDS.get(store, ())
     try:
+        with _phase(result, "servers"), steps("servers") as step:
+            servers = stack.up(home / "stack", redis="redis" in kinds, cassandra="cassandra" in kinds, progress=step)
+        kafka = KafkaSettings(servers.kafka)
         stores = bound(store, servers)
         with _phase(result, "produce"):
             _produce(kafka, table, result)

@@ -154,7 +154,7 @@ def explained(
             dead = DeadLetters.read(reader.letters(dead_letters), run.ledger, places, ids, progress)
         noted = None
         if journal is not None:
-            noted = journaled(reader, journal, by_flow, place, ids[place.topic])
+            noted = journaled(reader, journal, by_flow, place, ids[place.topic], run.given_up)
         known = dead_letters is not None
         evidence = _evidence(case, read, near, dead, search, known=known, low=log.low)
         filtered = dict[str, Judged]()

@@ -1,6 +1,6 @@
 """Finds the entry of a record's batch in a flow's journal, by bisection."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -10,6 +10,7 @@ from envelope import Verdict
 from jobs.explaining.log import Reader, Span
 from jobs.explaining.outcome import InBatch
 from jobs.tracing import Place
+from persistence.manifest import GivenUp
 
 _FEW: Final = 500
 """Entries that are read one after the other instead of by bisection."""
@@ -42,7 +43,9 @@ class Journaled:
         return not self.entry.again and not self.entry.unlisted.get(stage)
 
 
-def journaled(reader: Reader, topic: str, flow: tuple[str, int], place: Place, topic_id: str) -> Journaled | None:
+def journaled(
+    reader: Reader, topic: str, flow: tuple[str, int], place: Place, topic_id: str, given_up: Sequence[GivenUp] = ()
+) -> Journaled | None:
     """The entry of the batch that read a record; None if the journal does not have it.
 
     Args:
@@ -51,6 +54,7 @@ def journaled(reader: Reader, topic: str, flow: tuple[str, int], place: Place, t
         flow: Name and generation of the flow.
         place: Coordinates of the record.
         topic_id: Current id of its topic.
+        given_up: Batches that restores gave up: the flow has read their records again.
     """
 
     def is_after(entry: Entry) -> bool:
@@ -58,37 +62,44 @@ def journaled(reader: Reader, topic: str, flow: tuple[str, int], place: Place, t
         _, following = entry.read.get(place.topic, {}).get(place.partition, (0, 0))
         return entry.topic_ids.get(place.topic) == topic_id and following > place.offset
 
+    def counts(entry: Entry) -> bool:
+        """Whether an entry is of the flow as it is now."""
+        mine = (entry.flow, entry.generation) == flow
+        return mine and not any(one.has(entry.epoch, entry.batch) for one in given_up)
+
     log = reader.log(topic)
     for partition, high in log.high.items():
-        found = _first(reader, Span(topic, partition, log.low[partition], high), flow, is_after)
+        found = _first(reader, Span(topic, partition, log.low[partition], high), counts, is_after)
         if found is not None and found.read[place.topic][place.partition][0] <= place.offset:
             return Journaled(place, found)
     return None
 
 
-def _first(reader: Reader, span: Span, flow: tuple[str, int], is_after: Callable[[Entry], bool]) -> Entry | None:
-    """The first entry of a flow for which `is_after` is true: it is true for every later entry of the flow."""
+def _first(
+    reader: Reader, span: Span, counts: Callable[[Entry], bool], is_after: Callable[[Entry], bool]
+) -> Entry | None:
+    """The first entry that counts for which `is_after` is true: it is true for every later one that counts."""
     low, high, found = span.first, span.last, None
     while high - low > _FEW:
         middle = (low + high) // 2
-        at, entry = _next(reader, Span(span.topic, span.partition, middle, high), flow)
+        at, entry = _next(reader, Span(span.topic, span.partition, middle, high), counts)
         if entry is None:
             high = middle
         elif is_after(entry):
             high, found = middle, entry
         else:
             low = at + 1
-    _, earlier = _next(reader, Span(span.topic, span.partition, low, high), flow, is_after)
+    _, earlier = _next(reader, Span(span.topic, span.partition, low, high), counts, is_after)
     return earlier or found
 
 
 def _next(
-    reader: Reader, span: Span, flow: tuple[str, int], wanted: Callable[[Entry], bool] = lambda _: True
+    reader: Reader, span: Span, counts: Callable[[Entry], bool], wanted: Callable[[Entry], bool] = lambda _: True
 ) -> tuple[int, Entry | None]:
-    """The first entry of a flow in a range for which `wanted` is true, with its offset; None if there is none."""
+    """The first entry in a range that counts and for which `wanted` is true, with its offset; None if there is none."""
     with closing(cast("Any", reader.records(span))) as records:
         for record in records:
             entry = decode_entry(record.value)
-            if entry is not None and (entry.flow, entry.generation) == flow and wanted(entry):
+            if entry is not None and counts(entry) and wanted(entry):
                 return record.offset, entry
     return span.last, None

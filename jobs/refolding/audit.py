@@ -7,21 +7,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from aggregations.definition.flow import Flow
-from aggregations.definition.judging import Judging
-from aggregations.errors import DefinitionChangedError, RunRefusedError
+from aggregations.errors import RunRefusedError
 from aggregations.per_message.ledger import outputs_before
 from aggregations.run.begin import look
 from aggregations.run.border import check_border, check_unchanged, removed_by_stage
 from aggregations.run.live import live_generation
-from aggregations.run.restore import SNAPSHOT_VERSIONS
 from aggregations.run.run import Run
-from jobs.backup import restore
 from jobs.comparing import SAMPLE, Comparison, compare
 from jobs.explaining.log import Reader
+from jobs.refolding.begin import look_at_live, restored
 from jobs.refolding.fold import WORK, Folded, Told, fold, own_stores, silent
 from jobs.refolding.history import History, recorded
 from jobs.refolding.ordered import OrderedCopy, State
 from jobs.refolding.rows import Rows, check_met, chosen_stages, latest_removal, states_of
+from jobs.refolding.turns import Ends, TurnsUnknownError, recorded_turns, spanned
 from jobs.refolding.workspace import workspace
 from persistence.kafka import KafkaSettings
 from persistence.manifest import Manifest
@@ -45,6 +44,7 @@ class Audit:
         listed: Number of dead letters in the ledger, of the live states and of the fold.
         skipped: Stages that were not compared, because they are behind a lookup.
         comparison: Differences of the states: the old ones are the live ones.
+        unknown: Why stages were skipped; empty if none was.
     """
 
     flow: str
@@ -58,6 +58,7 @@ class Audit:
     listed: tuple[int, int]
     skipped: tuple[str, ...]
     comparison: Comparison
+    unknown: str = ""
 
     @property
     def drifted(self) -> bool:
@@ -77,6 +78,7 @@ class Audit:
             "holes": {stage: list(both) for stage, both in self.holes.items()},
             "listed": list(self.listed),
             "skipped": list(self.skipped),
+            "unknown": self.unknown,
             "stages": self.comparison.as_json(),
             "drifted": self.drifted,
         }
@@ -89,6 +91,7 @@ def audit(
     stores: Mapping[str, str],
     generation: int | None = None,
     snapshot: Path | None = None,
+    journal: str | None = None,
     stages: Sequence[str] = (),
     keys: Sequence[bytes] = (),
     accept: Sequence[str] = (),
@@ -107,9 +110,10 @@ def audit(
         stores: URL of the store by stage name, from `bind`.
         generation: Generation of the states; None for the live one.
         snapshot: File of `headwater snapshot` to begin with; None for the flow's start.
-        stages: Only states of these stages are compared. If there is none, all are, except those behind a lookup, and from
-            a filter over all partitions on: which rows they found, or which of two duplicates came first, depends on the
-            batches.
+        journal: The flow's journal, which shows the rows that lookups found; None if it has none.
+        stages: Only states of these stages are compared. If there is none, all are, except those behind a lookup if it is
+            not known which rows they found, and those from a filter over all partitions on: which of two duplicates came
+            first depends on the batches.
         keys: Only these keys of the stages are compared, in all windows; all if there is none.
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
         sample: Differences of each stage that are kept.
@@ -128,18 +132,31 @@ def audit(
         raise RunRefusedError(f"flow {flow.name} has no stage, so it keeps no states to compare")
     if generation is None:
         generation = live_generation(flow, stores)
-    skipped = [] if stages else _by_batches(flow)
-    if not (compared := [name for name in chosen_stages([flow], stages) if name not in skipped]):
-        raise RunRefusedError(
-            f"flow {flow.name}: which of two duplicates its filter {skipped[0]} passes on depends on the batches, so states may "
-            "differ although nothing is wrong. Name the stages to compare them all the same (--stage)"
-        )
+    compared = chosen_stages([flow], stages)
+    behind = [stage.name for stage in flow.stages if stage.looks_up]
+    judged = spanned(flow)
+    turns, unknown = list[Ends](), list[str]()
     with workspace(work) as directory:
         own = own_stores(flow, directory / "states")
-        begun = None if snapshot is None else _restored(flow, own, snapshot, generation)
-        with closing(_look(flow, stores, generation)) as run, closing(Reader(kafka)) as reader:
+        begun = restored(flow, own, snapshot, generation)
+        with closing(look_at_live(flow, stores, generation)) as run, closing(Reader(kafka)) as reader:
             manifest = check_border(run, _WHAT)
             history = recorded(flow, manifest, begun, reader)
+            if behind:
+                try:
+                    turns = recorded_turns(reader, journal, flow, generation, history)
+                except TurnsUnknownError as error:
+                    unknown = [f"it is not known which rows lookups found: {error}"]
+            skipped = (
+                [] if stages else [one for one in flow.stage_names if one in judged or (unknown and one in behind)]
+            )
+            if judged:
+                unknown.append(f"which of two duplicates the filter {judged[0]} passes on depends on the batches")
+            if not (compared := [name for name in compared if name not in skipped]):
+                raise RunRefusedError(
+                    f"flow {flow.name}: which of two duplicates its filter {judged[0]} passes on depends on the batches, so "
+                    "states may differ although nothing is wrong. Name the stages to compare them all the same (--stage)"
+                )
             copies = _copied(run, compared, directory / "live", progress)
             removed = removed_by_stage(run)
             check_unchanged(run, _WHAT)
@@ -152,6 +169,7 @@ def audit(
             accept=accept,
             what="records folded",
             progress=progress,
+            turns=turns,
         )
         with closing(look(flow, own, generation=generation)) as folded:
             gone = latest_removal(removed, removed_by_stage(folded))
@@ -177,35 +195,8 @@ def audit(
         listed,
         tuple(skipped),
         comparison,
+        "; ".join(unknown if skipped else ()),
     )
-
-
-def _by_batches(flow: Flow[Any]) -> list[str]:
-    """The stages whose states depend on where batches ended: behind a lookup, and from a filter over all partitions on."""
-    found, passed = list[str](), False
-    for stage in flow.stages:
-        passed = passed or (isinstance(stage.aggregate.fold, Judging) and stage.aggregate.fold.spans)
-        if passed or stage.looks_up:
-            found.append(stage.name)
-    return found
-
-
-def _look(flow: Flow[Any], stores: Mapping[str, str], generation: int) -> Run:
-    try:
-        return look(flow, stores, generation=generation)
-    except DefinitionChangedError as error:
-        raise DefinitionChangedError(
-            f"flow {flow.name}: the states were made by another definition of its stages. Audit them with the code that "
-            "made them"
-        ) from error
-
-
-def _restored(flow: Flow[Any], stores: Mapping[str, str], snapshot: Path, generation: int) -> Manifest:
-    """Fill stores from a snapshot, and return its manifest."""
-    restore(flow, snapshot, stores=stores, generation=generation, accept=[SNAPSHOT_VERSIONS])
-    with closing(look(flow, stores, generation=generation)) as run:
-        assert run.manifest is not None
-        return run.manifest
 
 
 def _copied(run: Run, stages: Sequence[str], directory: Path, progress: Told) -> dict[str, OrderedCopy]:

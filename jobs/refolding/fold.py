@@ -11,6 +11,7 @@ from aggregations.local import fold_range
 from aggregations.report import Report
 from aggregations.run.binding import bind
 from aggregations.run.risks import check_accept
+from envelope import TopicPartition
 from jobs.refolding.history import History
 from persistence.kafka import KafkaSettings
 
@@ -71,6 +72,7 @@ def fold(
     accept: Sequence[str],
     what: str,
     progress: Told,
+    turns: Sequence[Mapping[TopicPartition, int]] = (),
 ) -> Report:
     """Fold history into stores.
 
@@ -83,6 +85,7 @@ def fold(
         accept: Names of accepted risks.
         what: What is counted, for `progress`.
         progress: Is told of the records read.
+        turns: The ends of the turns that tables and sources take, without the last (`jobs.refolding.turns`).
 
     Raises:
         FlowError: A risk does not exist.
@@ -102,6 +105,7 @@ def fold(
         stores=stores,
         start=starts,
         ends=ends,
+        turns=turns,
         generation=generation,
         accept=accept,
         progress=told,

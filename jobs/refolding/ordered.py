@@ -24,13 +24,13 @@ class OrderedCopy(Iterable[State]):
     The states are sorted in parts, and the parts are merged when they are read.
 
     Args:
-        directory: An empty directory for the files; it is created.
+        directory: A new directory for the files; it is created, with those above it.
         states: The states, each key once.
         part_bytes: Bytes of keys and states that are sorted in memory.
     """
 
     def __init__(self, directory: Path, states: Iterable[State], *, part_bytes: int = _PART_BYTES) -> None:
-        directory.mkdir()
+        directory.mkdir(parents=True)
         self._files: list[Path] = []
         part: list[State] = []
         size = 0

@@ -138,7 +138,7 @@ def _compared(stage: Stage, other: Flow[Any]) -> Callable[[Any], Any] | None:
 
     def compared(state: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            name: field.comparable(state[name]) if name in same else field.result(state[name])
+            name: field.comparable(state[name]) if field.selects or name in same else field.result(state[name])
             for name, field in fold.fields.items()
         }
 

@@ -11,7 +11,8 @@ from aggregations.run.run import Run
 from jobs.comparing import compare
 from jobs.refolding.rows import Rows, latest_removal, states_of
 from jobs.refolding.workspace import workspace
-from jobs.replaying.generations import Generations, stages_redefined
+from jobs.replaying.generations import Generations
+from jobs.replaying.planning import stages_redefined
 from jobs.replaying.results import Differences
 
 
@@ -76,5 +77,12 @@ def differences(
 
 
 def _run(found: Generations, flow: Flow[Any], generation: int) -> Run:
-    """A generation as a read-only run of the flow's stages that have a store."""
-    return Run(flow, found.ref(generation), found.run.stores, found.run.urls, 0, None)
+    """A generation as a read-only run; a stage that the new definition no longer has is where its manifest says."""
+    stores = dict(found.run.stores)
+    for store, (_, manifest) in zip(found.stores, found.manifests(generation), strict=True):
+        stores |= {
+            stage: store
+            for stage in ((manifest.kept or manifest.definitions) if manifest else ())
+            if stage not in stores
+        }
+    return Run(flow, found.ref(generation), stores, found.run.urls, 0, None)

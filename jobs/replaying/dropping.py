@@ -8,7 +8,8 @@ import msgspec
 from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
 from aggregations.run.risks import check_accept, refuse
-from jobs.replaying.generations import Author, Generations, generations_of
+from jobs.replaying.author import Author
+from jobs.replaying.generations import Generations, generations_of
 from jobs.replaying.planning import live_of
 from persistence.findings import Finding
 from persistence.names import check_generation

@@ -68,7 +68,8 @@ class Folding:
         fill_from_snapshot(found, pointer.rebuild, note)
         ranges = ranges_of(found, live, generation, topics)
         check_retention(found, ranges, self.accept)
-        start: Starts = EARLIEST if found.positions(generation) else starts_of(ranges, topics)
+        begun = {topic for topic, _ in found.positions(generation)}  # a crash may leave only some topics begun
+        start: Starts = starts_of([one for one in ranges if one.topic not in begun], topics) or EARLIEST
         return self.runner(
             self.flow,
             kafka=self.kafka,

@@ -10,10 +10,6 @@ Each step is one change of the pointer, so a process that dies leaves the flow b
 `reopen` returns from 2 or 3, and `roll_back` from 4. A step that was interrupted is repeated.
 """
 
-import getpass
-import os
-import socket
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -27,50 +23,13 @@ from aggregations.run.begin import opened
 from aggregations.run.common import common
 from aggregations.run.run import Run
 from envelope import TopicPartition
+from jobs.replaying.author import Author
 from persistence.commit.faults import EPOCH
 from persistence.epochs import take_epoch
 from persistence.manifest import Manifest, Rebuilt
 from persistence.names import FlowRef
-from persistence.pointer import Change, Origin, Pointer, Rebuild, change_pointer, copy_pointer, load_pointer
+from persistence.pointer import Origin, Pointer, Rebuild, change_pointer, copy_pointer, load_pointer
 from persistence.protocol import StateStore
-
-
-@dataclass(frozen=True, slots=True)
-class Author:
-    """Who changes the pointer, and why.
-
-    Attributes:
-        by: User and host.
-        why: The reason that was given.
-        worker: The process, as HOST/PID.
-    """
-
-    by: str
-    why: str
-    worker: str
-
-    @classmethod
-    def here(cls, why: str) -> "Author":
-        """This process and its user."""
-        host = socket.gethostname()
-        return cls(f"{getpass.getuser()}@{host}", why, f"{host}/{os.getpid()}")
-
-    def change(self, what: str, generation: int) -> Change:
-        """A change that is made now."""
-        return Change(time.time_ns() // 1_000_000, self.by, what, generation, self.why)
-
-    def may_follow(self, worker: str) -> bool:
-        """Whether a process has ended for certain, so that this one may continue its work."""
-        host, _, pid = worker.rpartition("/")
-        if host != self.worker.rpartition("/")[0]:
-            return False
-        try:
-            os.kill(int(pid), 0)
-        except ProcessLookupError:
-            return True
-        except (PermissionError, ValueError):
-            return False
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +152,8 @@ def check_worker(ref: FlowRef, rebuild: Rebuild, author: Author, *, take_over: b
     """
     if not rebuild.worker or take_over or author.may_follow(rebuild.worker):
         return
-    host, _, pid = rebuild.worker.rpartition("/")
     raise RunRefusedError(
-        f"{ref}: another `headwater replay` is at work on it: process {pid} on {host}. Wait for its end; if it has "
+        f"{ref}: another `headwater replay` is at work on it: {rebuild.process}. Wait for its end; if it has "
         "crashed, give --take-over, which also fences it"
     )
 
@@ -402,12 +360,3 @@ def abandon(found: Generations, author: Author, *, take_over: bool = False) -> P
     pointer = found.change(pointer, rebuild=None, changes=pointer.noting(given_up).changes)
     found.fence(rebuild.generation)
     return pointer
-
-
-def stages_redefined(found: Generations, generation: int) -> tuple[str, ...]:
-    """Stages whose definition is not that of a generation: changed, added or removed ones."""
-    made: dict[str, str] = {}
-    for _, manifest in found.manifests(generation):
-        made |= dict(manifest.definitions) if manifest else {}
-    own = found.flow.definitions
-    return tuple(name for name in dict.fromkeys([*own, *made]) if own.get(name) != made.get(name))

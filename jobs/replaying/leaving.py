@@ -35,6 +35,7 @@ def send_letters(found: Generations, generation: int, kafka: KafkaSettings) -> i
         StoreError: The store does not answer, or a newer rebuild has begun.
     """
     ref, store = found.ref(generation), found.stores[0]
+    epoch = store.installed_epoch(ref)  # before they are read: what a newer command holds stays
 
     def send(producer: AcknowledgedProducer) -> int:
         count = 0
@@ -44,7 +45,7 @@ def send_letters(found: Generations, generation: int, kafka: KafkaSettings) -> i
 
     count = effect(HELD, lambda: _sent(kafka, send))
     if count:
-        effect(HELD, lambda: forget_letters(store, ref, epoch=store.installed_epoch(ref)))
+        effect(HELD, lambda: forget_letters(store, ref, epoch=epoch))
     return count
 
 
@@ -59,6 +60,7 @@ def send_outputs(found: Generations, generation: int, kafka: KafkaSettings) -> i
         StoreError: The store does not answer, or a newer rebuild has begun.
     """
     ref, store = found.ref(generation), found.stores[0]
+    epoch = store.installed_epoch(ref)  # as for dead letters
 
     def send(producer: AcknowledgedProducer) -> int:
         count = 0
@@ -68,7 +70,7 @@ def send_outputs(found: Generations, generation: int, kafka: KafkaSettings) -> i
 
     count = effect(HELD, lambda: _sent(kafka, send))
     if count:
-        effect(HELD, lambda: forget_outputs(store, ref, epoch=store.installed_epoch(ref)))
+        effect(HELD, lambda: forget_outputs(store, ref, epoch=epoch))
     return count
 
 

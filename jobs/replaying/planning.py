@@ -16,7 +16,7 @@ from aggregations.errors import DefinitionChangedError, RunRefusedError
 from aggregations.run.held_outputs import HELD_OUTPUTS
 from aggregations.run.risks import Risk, refuse, unsafe
 from envelope import TopicPartition
-from jobs.replaying.generations import Generations, stages_redefined
+from jobs.replaying.generations import Generations
 from jobs.replaying.results import Differences
 from persistence.findings import Finding
 from persistence.kafka import KafkaSettings, Topics
@@ -212,6 +212,15 @@ def check_definition(found: Generations, pointer: Pointer, live: int, *, redefin
     return redefined
 
 
+def stages_redefined(found: Generations, generation: int) -> tuple[str, ...]:
+    """Stages whose definition is not that of a generation: changed, added or removed ones."""
+    made: dict[str, str] = {}
+    for _, manifest in found.manifests(generation):
+        made |= dict(manifest.definitions) if manifest else {}
+    own = found.flow.definitions
+    return tuple(name for name in dict.fromkeys([*own, *made]) if own.get(name) != made.get(name))
+
+
 def ranges_of(
     found: Generations, until: int, generation: int | None, topics: Topics, begun: Manifest | None = None
 ) -> list[RebuildRange]:
@@ -262,6 +271,26 @@ def check_retention(found: Generations, ranges: Sequence[RebuildRange], accept: 
     refuse([_deleted(found, one) for one in ranges if one.deleted], accept)
 
 
+def check_topics(found: Generations, live: int, accept: Sequence[str]) -> None:
+    """Check that the live generation has no events of a topic that was deleted and created again.
+
+    Raises:
+        RunRefusedError: It has, and their loss is not accepted.
+    """
+    manifest = found.manifest(live)
+    known = {} if manifest is None else manifest.incarnations
+    refuse([_replaced(found, topic) for topic in found.flow.topics if len(known.get(topic, ())) > 1], accept)
+
+
+def _replaced(found: Generations, topic: str) -> Finding:
+    return unsafe(
+        Risk.LOST_RECORDS,
+        f"flow {found.flow.name}: topic {topic} was created again, and the states contain events of the former topic, which "
+        "a rebuild would miss",
+        "Keep the live generation, or accept the loss",
+    )
+
+
 def _deleted(found: Generations, one: RebuildRange) -> Finding:
     return unsafe(
         Risk.LOST_RECORDS,
@@ -272,7 +301,7 @@ def _deleted(found: Generations, one: RebuildRange) -> Finding:
 
 
 def starts_of(ranges: Sequence[RebuildRange], topics: Topics) -> dict[str, dict[int, int]]:
-    """Where a new rebuild begins, by topic and partition of every source that the live generation has read."""
+    """Where a rebuild begins, by topic and partition of the ranges' topics."""
     starts: dict[str, dict[int, int]] = {}
     for one in ranges:
         starts.setdefault(one.topic, {})[one.partition] = one.first

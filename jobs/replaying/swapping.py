@@ -5,8 +5,9 @@ from contextlib import contextmanager, suppress
 
 from aggregations.errors import RunRefusedError
 from aggregations.report import Report
+from jobs.replaying.author import Author
 from jobs.replaying.folding import Outside
-from jobs.replaying.generations import Author, Generations, close_live, end_swap, give_up_swap, own_rebuild, release
+from jobs.replaying.generations import Generations, close_live, end_swap, give_up_swap, own_rebuild, release
 from jobs.replaying.results import Differences, Swapped
 from persistence.errors import StoreError
 from persistence.manifest import Rebuilt

@@ -66,8 +66,10 @@ def up(
         try:
             for name in wanted:
                 if state.find(name) is None:
-                    server, launch = _launch(name, root, heap_mb, say)
-                    launched.append((server, launch))
+                    home = root / name
+                    launch = _prepared(name, home, heap_mb, say)
+                    # Whatever ends this process from here on finds the server in the list.
+                    launched.append((server := _started(name, home, launch), launch))
                     state = state.having(server)
                     state.save()
             for server, launch in launched:
@@ -137,15 +139,18 @@ def _locked(root: Path) -> Iterator[None]:
         raise unusable(root, error) from error
 
 
-def _launch(name: str, root: Path, heap_mb: int, say: OnStep) -> tuple[ServerState, Launch]:
-    home = root / name
+def _prepared(name: str, home: Path, heap_mb: int, say: OnStep) -> Launch:
     home.mkdir(exist_ok=True)
     launch = _SERVERS[name](home, heap_mb=heap_mb, progress=lambda line: say(f"{name}: {line}"))
-    log = home / f"{name}.log"
-    log.unlink(missing_ok=True)
+    (home / f"{name}.log").unlink(missing_ok=True)
     say(f"{name}: starting")
+    return launch
+
+
+def _started(name: str, home: Path, launch: Launch) -> ServerState:
+    log = home / f"{name}.log"
     pid = process.spawn(launch.command, log, home, launch.environment)
-    return ServerState(name, pid, process.start_of(pid) or "", launch.address, str(log)), launch
+    return ServerState(name, pid, process.start_of(pid) or "", launch.address, str(log))
 
 
 def _wait(server: ServerState, launch: Launch) -> None:

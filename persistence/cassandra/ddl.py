@@ -21,6 +21,7 @@ CREATE TABLE IF NOT EXISTS {keyspace}.flow (
     buckets int,
     mode text,
     fenced boolean,
+    indexed boolean,
     PRIMARY KEY ((flow, generation), stage)
 ) WITH comment = 'headwater: per flow and generation the installed epoch, the manifest and how each stage is laid out'"""
 
@@ -44,14 +45,29 @@ CREATE TABLE IF NOT EXISTS {keyspace}.state (
 ) WITH compaction = {{'class': 'LeveledCompactionStrategy'}}
     AND comment = 'headwater: one state a row; no other program may write it, and nothing USING TTL'"""
 
-TABLES: Final = ("flow", "state")
+_DUE: Final = """\
+CREATE TABLE IF NOT EXISTS {keyspace}.due (
+    flow text,
+    generation int,
+    stage text,
+    bucket int,
+    due bigint,
+    key blob,
+    PRIMARY KEY ((flow, generation, stage, bucket), due, key)
+) WITH compaction = {{'class': 'LeveledCompactionStrategy'}}
+    AND comment = 'headwater: keys of states by the time at which they may be due; no other program may write it'"""
+
+TABLES: Final = ("flow", "state", "due")
 _ADDED: Final = {
-    "mark": "bigint STATIC",
-    "downstream": "text STATIC",
-    "removed": "bigint STATIC",
-    "due": "bigint",
+    "flow": {"indexed": "boolean"},
+    "state": {
+        "mark": "bigint STATIC",
+        "downstream": "text STATIC",
+        "removed": "bigint STATIC",
+        "due": "bigint",
+    },
 }
-"""Columns of `state` that were added in later versions."""
+"""Columns that were added in later versions, by table."""
 
 _APPLY_TIMEOUT: Final = 60.0
 """Seconds for one statement: nodes agree on a schema change in seconds; in a busy cluster, in tens of seconds."""
@@ -65,7 +81,7 @@ def schema(url: str) -> list[str]:
     """
     settings = CassandraSettings.parse(url)
     names = {"keyspace": settings.keyspace, "replication": settings.replication.cql()}
-    return [statement.format(**names) for statement in (_KEYSPACE, _FLOW, _STATE)]
+    return [statement.format(**names) for statement in (_KEYSPACE, _FLOW, _STATE, _DUE)]
 
 
 def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: None) -> list[str]:
@@ -97,11 +113,10 @@ def apply_schema(url: str, progress: Callable[[str], object] = lambda _line: Non
         for statement in schema(url):
             progress(statement.partition("\n")[0].removesuffix(" ("))
             session.execute(statement, timeout=_APPLY_TIMEOUT)
-        for column in _lacking(settings.keyspace, cluster):
-            progress(f"ALTER TABLE {settings.keyspace}.state ADD {column}")
-            session.execute(
-                f"ALTER TABLE {settings.keyspace}.state ADD {column} {_ADDED[column]}", timeout=_APPLY_TIMEOUT
-            )
+        for table, column in _lacking(settings.keyspace, cluster):
+            adding = f"ALTER TABLE {settings.keyspace}.{table} ADD {column}"
+            progress(adding)
+            session.execute(f"{adding} {_ADDED[table][column]}", timeout=_APPLY_TIMEOUT)
         if not cluster.control_connection.wait_for_schema_agreement(wait_time=_APPLY_TIMEOUT):
             raise Terminal(
                 f"the nodes of {settings.place} do not agree on the schema",
@@ -120,15 +135,20 @@ def _missing(keyspace: str, cluster: Any) -> list[str]:
     """The parts that `apply_schema` will create."""
     there = cluster.metadata.keyspaces.get(keyspace)
     tables = [f"table {keyspace}.{name}" for name in TABLES if there is None or name not in there.tables]
-    tables += [f"column {keyspace}.state.{column}" for column in _lacking(keyspace, cluster)]
+    tables += [f"column {keyspace}.{table}.{column}" for table, column in _lacking(keyspace, cluster)]
     return tables if there else [f"keyspace {keyspace}", *tables]
 
 
-def _lacking(keyspace: str, cluster: Any) -> list[str]:
-    """Columns missing in the table of states, if the table exists."""
+def _lacking(keyspace: str, cluster: Any) -> list[tuple[str, str]]:
+    """Table and name of each column that is missing in a table that exists."""
     there = cluster.metadata.keyspaces.get(keyspace)
-    table = there.tables.get("state") if there else None
-    return [column for column in _ADDED if table is not None and column not in table.columns]
+    tables = there.tables if there else {}
+    return [
+        (name, column)
+        for name, columns in _ADDED.items()
+        for column in columns
+        if name in tables and column not in tables[name].columns
+    ]
 
 
 def _check_nodes(replication: Replication, cluster: Any) -> None:

@@ -21,11 +21,13 @@ class CassandraLayout:
         buckets: Number of partitions for the states.
         mode: How they are written.
         fenced: Every bucket has had its fence; a bucket without one has been emptied since.
+        indexed: Every state with a due time is in the index of its bucket.
     """
 
     buckets: int
     mode: str
     fenced: bool = False
+    indexed: bool = False
 
 
 class Flows:
@@ -75,8 +77,8 @@ class Flows:
         statement = self._client.live(flow).statements.stages(flow)
         rows = self._client.retried(lambda: self._client.rows(flow, statement, serial=True))
         return {
-            name: CassandraLayout(buckets, mode, fenced is True)
-            for name, buckets, mode, fenced in rows
+            name: CassandraLayout(buckets, mode, fenced is True, indexed is True)
+            for name, buckets, mode, fenced, indexed in rows
             if buckets is not None
         }
 
@@ -102,6 +104,11 @@ class Flows:
             self._write(flow, statements.set_manifest(flow, None, epoch, manifest))
         if epoch:
             self._write(flow, statements.set_epoch(flow, None, epoch))
+
+    def set_indexed(self, stage: StageRef, epoch: int) -> None:
+        """Record that the index of a stage is complete. If a newer epoch is installed, its run completes it again."""
+        self._write(stage, self._client.live(stage).statements.set_indexed(stage, epoch))
+        self._layouts.pop(stage, None)
 
     def _read(self, flow: FlowRef) -> tuple[int, str | None]:
         """(installed epoch, manifest)."""

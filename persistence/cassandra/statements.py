@@ -33,15 +33,17 @@ class Statements:
     """
 
     def __init__(self, session: Any, keyspace: str) -> None:
-        flow, state = f"{keyspace}.flow", f"{keyspace}.state"
+        flow, state, due = f"{keyspace}.flow", f"{keyspace}.state", f"{keyspace}.due"
         prepare = session.prepare
         self._flow = prepare(f"SELECT epoch, manifest FROM {flow} {_FLOW} LIMIT 1")
-        self._stages = prepare(f"SELECT stage, buckets, mode, fenced FROM {flow} {_FLOW}")
+        self._stages = prepare(f"SELECT stage, buckets, mode, fenced, indexed FROM {flow} {_FLOW}")
         self._set_epoch = prepare(f"UPDATE {flow} SET epoch = ? {_FLOW} IF epoch = ?")
         self._set_manifest = prepare(f"UPDATE {flow} SET manifest = ? {_FLOW} IF epoch = ? AND manifest = ?")
         self._add_stage = prepare(
-            f"UPDATE {flow} SET buckets = ?, mode = ? {_FLOW} AND stage = ? IF buckets = NULL AND epoch = ?"
+            f"UPDATE {flow} SET buckets = ?, mode = ?, indexed = true {_FLOW} AND stage = ? "
+            "IF buckets = NULL AND epoch = ?"
         )
+        self._set_indexed = prepare(f"UPDATE {flow} SET indexed = true {_FLOW} AND stage = ? IF epoch = ?")
         self._drop_stage = prepare(f"DELETE FROM {flow} {_FLOW} AND stage = ? IF EXISTS")
         self._fenced_at = prepare(f"SELECT writetime(fence) FROM {state} {_BUCKET} LIMIT 1")
         self._drop_bucket = prepare(f"DELETE FROM {state} USING TIMESTAMP ? {_BUCKET}")
@@ -62,6 +64,14 @@ class Statements:
             f"UPDATE {state} SET {_STATE}, due = ? {_BUCKET} AND key = ? IF version = ? AND fence = ? AND removed = ?"
         )
         self._dues = prepare(f"SELECT key, version, due FROM {state} {_BUCKET}")
+        self._dues_of = prepare(f"SELECT key, version, due FROM {state} {_BUCKET} AND key IN ?")
+        self._index = prepare(f"SELECT key, due FROM {due} {_BUCKET} AND due <= ?")
+        self._index_after = prepare(f"SELECT key, due FROM {due} {_BUCKET} AND due <= ? AND due > ?")
+        self._add_to_index = prepare(
+            f"INSERT INTO {due} (flow, generation, stage, bucket, due, key) VALUES (?, ?, ?, ?, ?, ?)"
+        )
+        self._clear_index = prepare(f"DELETE FROM {due} {_BUCKET} AND due <= ?")
+        self._drop_index = prepare(f"DELETE FROM {due} {_BUCKET}")
         self._set_removed = prepare(
             f"UPDATE {state} SET mark = ?, removed = ? {_BUCKET} IF fence = ? AND mark = ? AND removed = ?"
         )
@@ -74,7 +84,7 @@ class Statements:
         return self._flow.bind((flow.flow, flow.generation))
 
     def stages(self, flow: FlowRef) -> Any:
-        """(stage, buckets, mode, fenced) of each stage written to; one row of None if the flow has no stage."""
+        """(stage, buckets, mode, fenced, indexed) of each stage written to; one row of None if the flow has no stage."""
         return self._stages.bind((flow.flow, flow.generation))
 
     def set_epoch(self, flow: FlowRef, epoch: int | None, found: int) -> Any:
@@ -104,6 +114,10 @@ class Statements:
     def set_fenced(self, stage: StageRef, epoch: int, *, fenced: bool) -> Any:
         """Record whether every bucket of a stage has a fence, if `epoch` is the installed one."""
         return self._set_fenced.bind((fenced, stage.flow, stage.generation, stage.stage, epoch))
+
+    def set_indexed(self, stage: StageRef, epoch: int) -> Any:
+        """Record that every state of a stage with a due time is in the index, if `epoch` is the installed one."""
+        return self._set_indexed.bind((stage.flow, stage.generation, stage.stage, epoch))
 
     def fence(self, stage: StageRef, bucket: int) -> Any:
         """(fence,) of a bucket; no row for an unused bucket."""
@@ -161,6 +175,29 @@ class Statements:
     def dues(self, stage: StageRef, bucket: int) -> Any:
         """(key, version, due) of the states of a bucket; one row of None if it has a fence and no state at all."""
         return self._dues.bind(_bucket(stage, bucket))
+
+    def dues_of(self, stage: StageRef, bucket: int, keys: list[bytes]) -> Any:
+        """(key, version, due) of the states of these keys in one bucket."""
+        return self._dues_of.bind((*_bucket(stage, bucket), keys))
+
+    def index(self, stage: StageRef, bucket: int, until: int, after: int | None) -> Any:
+        """(key, due) of the index of a bucket, in the order of due times, after one and up to another."""
+        if after is None:
+            return self._index.bind((*_bucket(stage, bucket), until))
+        return self._index_after.bind((*_bucket(stage, bucket), until, after))
+
+    def add_to_index(self, stage: StageRef, bucket: int, dues: Iterable[tuple[bytes, int]]) -> Any:
+        """Note that these keys may be due at these times."""
+        place = _bucket(stage, bucket)
+        return _together(self._add_to_index.bind((*place, due, key)) for key, due in dues)
+
+    def drop_index(self, stage: StageRef, bucket: int) -> Any:
+        """Remove the index of a bucket."""
+        return self._drop_index.bind(_bucket(stage, bucket))
+
+    def clear_index(self, stage: StageRef, bucket: int, until: int) -> Any:
+        """Remove what the index of a bucket notes up to a time."""
+        return self._clear_index.bind((*_bucket(stage, bucket), until))
 
     def remove(
         self,

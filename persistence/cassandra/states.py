@@ -23,6 +23,11 @@ A bucket's mark is the epoch and batch of the newest save, in a static column th
 raises. It detects that a bucket lost a whole batch. It does not detect that a bucket lost a part of a batch, since the
 writes of a batch, from several tasks, leave the same mark. Nor does it detect that a single row went back, for
 example if all replicas with a write lost it and the mark has been written again since.
+
+States that are due are found by an index, a table of keys by bucket and due time. A transaction is for one table, so the
+key is added to the index before the state is written. The index may therefore contain keys of states that are due
+later, or do not exist; it lacks none. The state itself says when it is due. What the index notes up to a time is removed
+after the bucket refuses states that are due then (contract 30), and after no such state was found.
 """
 
 from collections.abc import Iterator, Sequence
@@ -122,8 +127,24 @@ class States:
                 changed.extend(conflict.keys)
         return changed
 
+    def index(self, stage: StageRef, bucket: int, *, epoch: int) -> None:
+        """Add to the index what an earlier version wrote to one bucket. It reads the keys of the whole bucket.
+
+        Raises:
+            Fenced: A higher epoch is installed.
+            Terminal: The store does not know this epoch.
+        """
+        self._fences.check(stage, bucket, epoch, serial=self._conditional)
+        dues: list[tuple[bytes, int]] = []
+        for key, _, due in self._every_due(stage, bucket):
+            dues.append((key, due))
+            if len(dues) == _KEYS:
+                self._add_to_index(stage, bucket, dues)
+                dues.clear()
+        self._add_to_index(stage, bucket, dues)
+
     def drop(self, stage: StageRef, bucket: int) -> None:
-        """Remove a bucket.
+        """Remove a bucket, and its index.
 
         By the server's clock: the fence was raised after everything else was written, so everything is older. The client's
         clock may be behind.
@@ -133,13 +154,12 @@ class States:
         if rows and rows[0][0] is not None:
             statement = statements.drop_bucket(stage, bucket, rows[0][0])
             self._client.retried(lambda: effect(DROP, lambda: self._client.rows(stage, statement)))
+        self._client.retried(lambda: self._client.rows(stage, statements.drop_index(stage, bucket)))
 
     def remove(
         self, stage: StageRef, bucket: int, until: int, *, epoch: int, batch: int, known: Marks
     ) -> tuple[Mark, int]:
-        """Remove the states of one bucket that are due, and return its mark and their number.
-
-        It reads the keys of the whole bucket, without the states.
+        """Remove the states of one bucket that are due, by its index, and return its mark and their number.
 
         Raises:
             Fenced: A higher epoch is installed.
@@ -147,15 +167,19 @@ class States:
             Terminal: The store does not know this epoch.
             Transient: The outcome of a transaction is unknown.
         """
-        gone = 0
+        gone, removes = 0, False
         for _ in range(_ROUNDS):
             if not self._fences.check(stage, bucket, epoch, serial=self._conditional):
                 continue
             held = self.bucket(stage, bucket, serial=self._conditional)
             check_held(stage, str(bucket), held.mark, known)
-            due = [(key, version) for key, version, _ in self._due(stage, bucket, until)]
+            due = [(key, version) for key, version, _ in self._due(stage, bucket, until, None)]
             if not due and held.removed is not None and held.removed >= until:
+                if removes:
+                    clearing = self._client.live(stage).statements.clear_index(stage, bucket, until)
+                    self._client.retried(partial(self._client.rows, stage, clearing))
                 return held.mark, gone
+            removes = True
             mark, removed = max(mark_of(epoch, batch), held.mark.count), later(held.removed, until)
             for start in range(0, len(due), _REMOVED) or (0,):
                 part = due[start : start + _REMOVED]
@@ -164,22 +188,43 @@ class States:
                 if not self._client.retried(lambda: effect(write_of(stage.stage), change)):  # noqa: B023
                     break  # refused, or applied although the answer was lost
                 gone, held = gone + len(part), after
-            else:
-                return held.mark, gone
         raise _busy(stage)
 
-    def due(self, stage: StageRef, bucket: int, until: int, after: int | None) -> Iterator[bytes]:
+    def due(self, stage: StageRef, bucket: int, until: int, after: int | None, *, indexed: bool) -> Iterator[bytes]:
         """The keys of the states of this bucket that are due after a time and at or before another.
 
-        It reads the keys of the whole bucket, without the states.
+        If an earlier version wrote states without the index, it reads the keys of the whole bucket.
         """
-        return (key for key, _, due in self._due(stage, bucket, until) if after is None or due > after)
+        if indexed:
+            return (key for key, _, _ in self._due(stage, bucket, until, after))
+        found = self._every_due(stage, bucket)
+        return (key for key, _, due in found if due <= until and (after is None or due > after))
 
-    def _due(self, stage: StageRef, bucket: int, until: int) -> Iterator[tuple[bytes, int, int]]:
-        """Key, version and due time of the states that are due."""
+    def _due(self, stage: StageRef, bucket: int, until: int, after: int | None) -> Iterator[tuple[bytes, int, int]]:
+        """Key, version and due time of the states that are due, by the index."""
+        statements = self._client.live(stage).statements
+        for page in self._client.pages(stage, statements.index(stage, bucket, until, after), _key_bytes):
+            for start in range(0, len(page), _KEYS):
+                part = page[start : start + _KEYS]
+                reading = statements.dues_of(stage, bucket, list(dict.fromkeys(key for key, _ in part)))
+                found = self._client.pages(stage, reading, _key_bytes, serial=self._conditional)
+                held = {key: (version, due) for states in found for key, version, due in states}
+                for key, due in part:
+                    version, now = held.get(key, (None, None))
+                    if now == due:
+                        yield key, version, due
+
+    def _every_due(self, stage: StageRef, bucket: int) -> Iterator[tuple[bytes, int, int]]:
+        """Key, version and due time of all states of a bucket that have one."""
         statement = self._client.live(stage).statements.dues(stage, bucket)
-        pages = self._client.pages(stage, statement, lambda row: len(row[0] or b""), serial=self._conditional)
-        return (row for page in pages for row in page if row[2] is not None and row[2] <= until)
+        pages = self._client.pages(stage, statement, _key_bytes, serial=self._conditional)
+        return (row for page in pages for row in page if row[2] is not None)
+
+    def _add_to_index(self, stage: StageRef, bucket: int, dues: Sequence[tuple[bytes, int]]) -> None:
+        """Add keys with their due times to the index of a bucket."""
+        if dues:
+            statement = self._client.live(stage).statements.add_to_index(stage, bucket, dues)
+            self._client.retried(lambda: self._client.rows(stage, statement))
 
     def _drop(
         self,
@@ -217,11 +262,16 @@ class _CqlBatch:
         self._stage, self._bucket, self._writes = stage, bucket, list(writes)
         self._epoch, self._batch = epoch, batch
         self._known, self._note = known, note
-        # A transaction includes the check; before a plain write, the check is separate.
-        self._checked = states._conditional
+        # A transaction includes the check, except for due times that are known to be too early: it compares the time up
+        # to which states were removed with the one that was last read. Before a plain write, the check is separate.
+        removed = states._removed.get((stage, bucket))
+        early = removed is not None and any(one.due is not None and one.due <= removed for one in writes)
+        self._checked = states._conditional and not early
 
     def write(self) -> None:
         """Write it; after a refusal or an unknown outcome, read back before sending anything again."""
+        dues = [(write.key, write.due) for write in self._writes if write.due is not None]
+        self._states._add_to_index(self._stage, self._bucket, dues)
         self._client.retried(self._attempt)
 
     def _attempt(self) -> None:
@@ -278,6 +328,10 @@ class _CqlBatch:
 
 def _busy(stage: StageRef) -> Transient:
     return Transient(f"other writers changed the states during {_ROUNDS} attempts in a row", ref=stage)
+
+
+def _key_bytes(row: Row) -> int:
+    return len(row[0] or b"")
 
 
 def value_bytes(row: Row) -> int:

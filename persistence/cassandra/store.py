@@ -110,7 +110,12 @@ class CassandraStore:
 
     def remove(self, stage: StageRef, until: int, *, epoch: int, batch: int, known: Marks = NONE) -> Removed:
         check_is_epoch(stage, epoch)
-        buckets = range(self._epochs.begin(stage, epoch).buckets)
+        layout = self._epochs.begin(stage, epoch)
+        buckets = range(layout.buckets)
+        if not layout.indexed:  # by an earlier version; no run that writes without the index can have this epoch
+            index = partial(self._states.index, stage, epoch=epoch)
+            self._client.together(stage, [partial(index, bucket) for bucket in buckets])
+            self._flows.set_indexed(stage, epoch)
         remove = partial(self._states.remove, stage, until=until, epoch=epoch, batch=batch, known=known)
         found = self._client.together(stage, [partial(remove, bucket) for bucket in buckets])
         marks = {str(bucket): mark for bucket, (mark, _) in zip(buckets, found, strict=True)}
@@ -119,7 +124,7 @@ class CassandraStore:
     def due(self, stage: StageRef, until: int, *, after: int | None = None) -> Iterator[bytes]:
         layout = self._flows.layout(stage)
         for bucket in range(layout.buckets if layout else 0):
-            yield from self._states.due(stage, bucket, until, after)
+            yield from self._states.due(stage, bucket, until, after, indexed=layout is not None and layout.indexed)
 
     def marks(self, stage: StageRef) -> Mapping[str, Bucket]:
         layout = self._flows.layout(stage)

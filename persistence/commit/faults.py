@@ -46,6 +46,7 @@ SNAPSHOT = "snapshot"
 RESTORE = "restore"
 POINTER = "pointer"
 HELD = "held"
+MEND = "mend"
 DROP = "drop"
 REPUBLISH_PRODUCE = "republish:produce"
 REPUBLISH_FLUSH = "republish:flush"
@@ -100,6 +101,7 @@ _POINTS = {
     RESTORE: "a restore writes a part of a snapshot: the note that it has begun, states, the manifest",
     POINTER: "the pointer to a flow's live generation is closed to older writers, or written into one store",
     HELD: "what a rebuild held until the swap, and published states, are produced and acknowledged, or what was held is removed",
+    MEND: "a mend publishes states, writes them, or writes a manifest",
     DROP: "a part of a generation leaves a store: some of its states, or its epoch",
     FINISH: "a run that ends cleanly notes this in the manifests",
     REPUBLISH_PRODUCE: "a republisher hands a batch of outputs to its producer",

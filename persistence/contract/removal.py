@@ -81,13 +81,16 @@ class RemovalContract(Contract):
         store.save(stage, _due({b"b": 8}), epoch=epoch, batch=1)
         assert {key for key, _ in store.scan(stage)} == {b"b"}
 
+    @pytest.mark.parametrize("knows", [False, True])
     def test_a_state_that_was_removed_does_not_return(
-        self, store: StateStore, other: StateStore, stage: StageRef, epoch: int
-    ) -> None:  # 30
+        self, store: StateStore, other: StateStore, stage: StageRef, epoch: int, *, knows: bool
+    ) -> None:  # 30: whether or not the handle has read up to which time states were removed
         writes = _due({b"a": 5, b"b": 6})
         store.save(stage, writes, epoch=epoch, batch=1)
         store.load(stage, [b"a", b"b", b"c"])
         other.remove(stage, 6, epoch=epoch, batch=1)
+        if knows:
+            store.marks(stage)
         for again in (writes, [Write(b"a", 1, b"2", 5)], [Write(b"c", 0, b"2", 6)], [Write(b"a", 1, b"2")]):
             with pytest.raises(Conflict) as caught:
                 store.save(stage, again, epoch=epoch, batch=1)

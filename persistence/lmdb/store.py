@@ -7,10 +7,9 @@ from itertools import compress
 from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import unquote, urlsplit
 
 from persistence.cas import check_distinct, check_is_epoch
-from persistence.errors import Conflict, InvalidUrl
+from persistence.errors import Conflict
 from persistence.lmdb.environment import SYNC
 from persistence.lmdb.layout import SHARDS
 from persistence.lmdb.shard import Shard
@@ -18,7 +17,7 @@ from persistence.manifest import Manifest
 from persistence.marks import NONE, Acknowledged, Bucket, Marks
 from persistence.murmur2 import parts_of
 from persistence.protocol import Capabilities, FlowRef, Removed, StageRef, Stored, Write
-from persistence.urls import choice, options, redact
+from persistence.urls import choice, options, path_of
 
 T = TypeVar("T")
 
@@ -149,11 +148,8 @@ def open_store(url: str) -> LmdbStore:
     Raises:
         Terminal: The URL has no path, or an unknown option.
     """
-    parts = urlsplit(url)
-    path = unquote(parts.netloc + parts.path)
-    if not path:
-        raise InvalidUrl(f"{redact(url)} names no directory", "Write lmdb:///absolute/path or lmdb://relative/path")
-    return LmdbStore(Path(path).absolute(), **options(url, {"sync": choice(*SYNC)}))
+    path = path_of(url, "directory", "Write lmdb:///absolute/path or lmdb://relative/path")
+    return LmdbStore(path, **options(url, {"sync": choice(*SYNC)}))
 
 
 def _divided(keys: Sequence[bytes], what: Sequence[T]) -> list[tuple[int, list[T]]]:

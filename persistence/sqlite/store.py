@@ -4,11 +4,10 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from persistence.cas import check_distinct, check_epoch, check_is_epoch, check_manifest, check_not_removed, resolve
 from persistence.commit.faults import DROP, effect, write_of
-from persistence.errors import Corrupt, Fenced, InvalidUrl
+from persistence.errors import Corrupt, Fenced
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
 from persistence.marks import (
     NONE,
@@ -22,7 +21,7 @@ from persistence.marks import (
 )
 from persistence.protocol import Capabilities, FlowRef, Removed, StageRef, Stored, Write
 from persistence.sqlite.database import Database
-from persistence.urls import choice, options, redact, seconds
+from persistence.urls import choice, options, path_of, seconds
 
 _PARAMETERS = 512
 """Keys per SELECT. More are no faster; Python caches 128 prepared statements."""
@@ -270,12 +269,9 @@ def open_store(url: str) -> SqliteStore:
     Raises:
         Terminal: The URL has no path, or an unknown option.
     """
-    parts = urlsplit(url)
-    path = unquote(parts.netloc + parts.path)
-    if not path:
-        raise InvalidUrl(f"{redact(url)} names no file", "Write sqlite:///absolute/path.db or sqlite://relative.db")
+    path = path_of(url, "file", "Write sqlite:///absolute/path.db or sqlite://relative.db")
     known = {"synchronous": choice("full", "normal", "off"), "busy_timeout": seconds}
-    return SqliteStore(Path(path).absolute(), **options(url, known))
+    return SqliteStore(path, **options(url, known))
 
 
 def _flow(connection: sqlite3.Connection, flow: FlowRef) -> tuple[int, bytes | None]:

@@ -34,7 +34,8 @@ def test_apply_creates_what_is_missing_says_so_and_the_store_works(url, monkeypa
     keyspace = CassandraSettings.parse(url).keyspace
     code, out, _ = headwater(monkeypatch, capsys, "schema", "apply", url, "--json")
     assert code == Exit.DONE
-    assert json.loads(out) == {"created": [f"keyspace {keyspace}", f"table {keyspace}.flow", f"table {keyspace}.state"]}
+    tables = [f"table {keyspace}.{name}" for name in ("flow", "state", "due")]
+    assert json.loads(out) == {"created": [f"keyspace {keyspace}", *tables]}
     store = open_store(url)
     assert store.acquire_epoch(FlowRef("fleet")) == 1
     store.close()

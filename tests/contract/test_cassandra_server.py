@@ -134,7 +134,13 @@ def test_what_decides_is_read_at_the_serial_consistency_and_states_are_not(opene
     store.save_manifest(stage.flow_ref, Manifest(epoch=epoch, batch=4))
     store.marks(stage)
     states = "key, version, epoch, batch_number, value"
-    decisive = ("epoch, manifest", "stage, buckets, mode, fenced", "fence", "mark, downstream, removed", states)
+    decisive = (
+        "epoch, manifest",
+        "stage, buckets, mode, fenced, indexed",
+        "fence",
+        "mark, downstream, removed",
+        states,
+    )
     assert reads == {what: {True} for what in decisive}
     reads.clear()
     store.load(stage, [b"N14228"])

@@ -22,6 +22,7 @@ from jobs.dead_letters.letters import Handled
 from jobs.explaining.blame import Passage, Resent
 from jobs.explaining.copies import Copy, Resend
 from jobs.explaining.outcome import AtStage, Explanation, Fate, InBatch, Letter, Outcome
+from jobs.mending import Mended
 from jobs.refolding.audit import Audit
 from jobs.refolding.fold import Folded
 from jobs.refolding.history import History
@@ -97,7 +98,9 @@ def test_the_lines_of_replay() -> None:
         *names(Origin),
     }
     found |= {*Replayed("fleet", 2, 1).as_json(), *Swapped("fleet", 2, 1, True, Report(), differ).as_json()}
-    assert named("Lines of replay") == found
+    history, folded = History({}, {}), Folded(0, {}, 0, {})
+    mended = Mended("fleet", 1, "aircraft", 1, None, history, folded, Comparison({}), {}, applied=False)
+    assert named("Lines of replay") == found | {*mended.as_json()}
 
 
 def test_the_lines_of_rehearse_and_audit() -> None:

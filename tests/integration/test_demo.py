@@ -5,9 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from jobs import stack
+from jobs.demo.play import play
+from jobs.screen import steps
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -51,6 +57,23 @@ def test_the_demo_is_exact_accounts_for_everything_and_leaves_nothing_behind(tmp
     assert {"empty", "truncated", "null_key", "transform_failed", "diverted"} <= told["dead_letters"].keys()
     assert processes_in(tmp_path) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_right_after_the_servers_have_started_ends_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def interrupted(title: str) -> Iterator[Callable[[str], None]]:
+        """The signal arrives when the last step was shown."""
+        with steps(title) as step:
+            yield step
+        sys.exit(128 + signal.SIGTERM)
+
+    monkeypatch.setattr("jobs.demo.play.steps", interrupted)
+    with pytest.raises(SystemExit):
+        play(100, f"lmdb://{tmp_path}/states", tmp_path)
+    assert stack.status(tmp_path / "stack") is None
+    assert processes_in(tmp_path) == []
 
 
 def test_a_demo_that_is_stopped_on_the_way_ends_what_it_started(tmp_path: Path) -> None:

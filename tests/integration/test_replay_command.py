@@ -89,4 +89,20 @@ def test_a_rebuild_from_its_plan_to_the_audit_of_its_swap(
     assert said.err.rstrip().endswith(": minutes, too")
     assert " swap of generation 2 by " in said.err
     assert "generation 1 is live\n" in replay("flow", "--rollback", "--reason", "a mistake")[1]
+    assert "--accept no-rollback" in replay("flow", "--drop", "2", "--reason", "a mistake", code=Exit.REFUSED)[1]
+    err = replay("flow", "--drop", "2", "--accept", "no-rollback", "--reason", "a mistake")[1]
+    assert " drop of generation 2 by " in err
+    assert (
+        run(monkeypatch, "snapshot", f"{module}:flow", "--to", "s", "--store", f"sqlite://{tmp_path}/s.db") == Exit.DONE
+    )
+    capsys.readouterr()
+    out, err = replay("flow", "--snapshot", "s")
+    assert [line.split() for line in out.splitlines() if line.startswith(name)] == [[name, "0", "10", "10", "0", "0"]]
+    assert (
+        f"the rebuild begins with the snapshot {tmp_path}/s\ngeneration 1 is live; --apply rebuilds generation 3\n"
+        in err
+    )
+    assert replay("flow", "--apply", "--snapshot", "s", *local)[1].count("0 records in 0 batches") == 1
+    assert replay("flow", "--apply", "--outputs", "maybe", *local, code=Exit.USAGE)[1].count("give send or drop") == 1
+    assert " abandon of generation 3 by " in replay("flow", "--abandon", "--reason", "-")[1]
     assert "no generation is being rebuilt" in replay("flow", "--abandon", "--reason", "-", code=Exit.REFUSED)[1]

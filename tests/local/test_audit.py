@@ -209,6 +209,44 @@ def test_stages_behind_a_lookup_are_compared_only_if_they_are_named(world: World
     assert not again.differs
 
 
+def test_stages_behind_a_lookup_are_compared_in_the_turns_that_the_journal_shows(
+    world: World, topic: Callable[..., str]
+) -> None:
+    table, journal = topic(name="merchants", cleanup_policy="compact"), topic(name="journal")
+    flow = spending(world.topic, table)
+
+    def rows(category: str, count: int = 4) -> list[Sent]:
+        return [Sent(b'{"category": "%s"}' % category.encode(), b"m%d" % i) for i in range(count)]
+
+    def paid(count: int) -> list[Sent]:
+        return [
+            Sent(b'{"card": "c%d", "merchant": "m%d", "cents": 5}' % (i % 3, i % 5), b"c%d" % (i % 3))
+            for i in range(count)
+        ]
+
+    for category in ("food", "toys", "books"):
+        world.send(rows(category), table)
+        world.send(paid(20))
+        world.run(flow, max_records=8, journal=journal)
+    found = audited(world, flow, journal=journal)
+    assert (found.drifted, found.skipped, found.unknown) == (False, (), "")
+    assert found.comparison.stages["category"].same == 4
+    without = audited(world, flow)
+    assert (without.skipped, without.unknown) == (("category",), "the flow has no journal (--journal)")
+    tamper(world, flow, "category", b"food", cents=0)
+    assert audited(world, flow, journal=journal).comparison.stages["category"].changed == 1
+    world.send(rows("none", 1), table)
+    world.run(flow)
+    world.send(paid(3))
+    world.run(flow)  # these two have no entry, but one part after the other
+    world.send(rows("garden", 1), table)
+    world.run(flow, journal=journal)
+    lacking = audited(world, flow, journal=journal)
+    assert lacking.skipped == ("category",)
+    assert "the journal lacks batches" in lacking.unknown
+    assert audited(world, flow, journal="never-was").unknown.startswith("topic never-was")
+
+
 def tmp_of(world: World) -> Path:
     return world.directory / "work"
 

@@ -1,7 +1,9 @@
 """A generation is rebuilt from a real topic while the live one goes on, and the two are swapped."""
 
+import uuid
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path as File
 from typing import Any
 
@@ -10,19 +12,42 @@ import pytest
 from aggregations.definition.aggregates import count, total
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
+from aggregations.engine.held import HELD
 from aggregations.errors import DefinitionChangedError, RunRefusedError
 from jobs.dead_letters.redrive import redrive
 from jobs.replay import Swapped, abandon, plan_replay, pointer_of, rebuild, rollback, swap
+from jobs.replaying.generations import generations_of
 from jobs.replaying.results import Differences
+from jobs.views import states
+from persistence.commit.faults import use
 from persistence.errors import Fenced
 from persistence.pointer import Pointer
+from persistence.protocol import Write
 from tests.messages import Leg
 from tests.support.flows import fleet
-from tests.support.world import World, alone, legs, republished
+from tests.support.replays import Crash, CrashAt
+from tests.support.world import Sent, World, alone, legs, republished
 
 pytestmark = [pytest.mark.integration]
 
 DEAD = [alone(Leg(tail="N1", carrier="AA", minutes=-1)), alone(Leg(tail="N2", carrier="UA", minutes=-2))]
+
+
+class Once:
+    """Calls something right before the `nth` effect at a point."""
+
+    def __init__(self, point: str, nth: int, action: Callable[[], object]) -> None:
+        self._point = point
+        self._left = nth
+        self._action = action
+
+    def effect(self, point: str, action: Callable[[], Any]) -> Any:
+        self._left -= point == self._point
+        if not self._left:
+            self._left = -1
+            self._action()
+        return action()
 
 
 class Site:
@@ -186,3 +211,68 @@ def test_records_that_kafka_has_deleted_are_not_rebuilt_unless_the_loss_is_accep
     world.run(site.old)
     assert abandon(site.old, stores=world.stores(site.old), why="incomplete").rebuild is None
     assert plan_replay(site.old, **site.options(accept=["lost-records"])).generation == 3
+
+
+def test_a_dead_letter_that_another_command_holds_while_others_are_sent_is_kept(site: Site) -> None:
+    world = site.world
+    world.send([*republished(legs(30)), *DEAD])
+    world.run(site.old)
+    site.rebuild(site.old)
+
+    def held_since() -> None:
+        with generations_of(site.old, world.stores(site.old)) as found:
+            ref, store = found.ref(2), found.stores[0]
+            epoch = store.acquire_epoch(ref)
+            store.save(ref.stage(HELD), [Write(b"new", 0, b"a letter", due=epoch)], epoch=epoch, batch=1)
+
+    with use(Once("held", 2, held_since)), pytest.raises(Fenced):
+        site.swap(site.old)
+    with generations_of(site.old, world.stores(site.old)) as found:
+        assert b"new" in dict(found.stores[0].scan(found.ref(2).stage(HELD)))
+        assert found.pointer().closing == 0
+
+
+def test_a_rebuild_that_died_between_the_starts_of_two_topics_begins_where_the_flow_began(
+    site: Site, topic: Callable[..., str]
+) -> None:
+    world, other = site.world, topic(name="more")
+    leg = Json({"tail": str})
+    flow = (
+        Flow("fleet")
+        .source(Topic(world.topic, leg, envelope=False), Topic(other, leg, envelope=False))
+        .aggregate("aircraft", "tail", Fields(n=count()), co_partitioned=False)
+    )
+    for name in (world.topic, other):
+        world.send([Sent(b'{"tail": "N1"}', b"N1")] * 3, topic=name)
+    world.run(flow, start="latest")
+    for name in (world.topic, other):
+        world.send([Sent(b'{"tail": "N1"}', b"N1")] * 2, topic=name)
+    world.run(flow)
+    for nth in range(1, 20):
+        stores = world.stores(flow)
+        with use(CrashAt(nth, applied=True)), suppress(Crash, RuntimeError):
+            rebuild(flow, why="dies", kafka=world.settings, stores=stores, take_over=True)
+            break
+        done = rebuild(flow, why="again", kafka=world.settings, stores=stores, take_over=True)
+        [found] = states(flow, "aircraft", stores, generation=done.generation)
+        assert found.state == {"n": 4}, nth
+        abandon(flow, stores=stores, why="the next one")
+    assert nth > 5
+
+
+def test_a_store_that_does_not_keep_keys_in_order(site: Site, redis_url: str) -> None:
+    world = site.world
+    source = Flow(f"fleet-{uuid.uuid4().hex}").source(Topic(world.topic, payload=Leg))
+    flow = source.aggregate("aircraft", "tail", Fields(n=count())).aggregate("carrier", "carrier", Fields(n=count()))
+    world.urls = {"aircraft": redis_url, "carrier": f"lmdb://{world.directory}/states"}
+    world.send(republished(legs(60)))
+    world.run(flow)
+    options = {"kafka": world.settings, "stores": world.stores(flow)}
+    rebuild(flow, why="lost states", **options)
+    plan = plan_replay(flow, work=site.work, **options)
+    assert plan.differences is not None
+    swapped = swap(flow, why="lost states", work=site.work, **options)
+    for found in (plan.differences, swapped.differences):
+        assert {stage: one.same for stage, one in found.comparison.stages.items()} == {"aircraft": 8, "carrier": 3}
+        assert found.comparison.differences == 0
+    assert pointer_of(flow, world.stores(flow)).live == 2

@@ -75,8 +75,9 @@ def test_two_replays_at_once(fleet_of: Fleet) -> None:
     for command in (fleet_of.rebuild, fleet_of.swap):
         with pytest.raises(RunRefusedError, match=said):
             command()
-    with pytest.raises(RunRefusedError, match=said):
-        plan_replay(fleet_of.flow, **fleet_of.options())
+    plan = plan_replay(fleet_of.flow, **fleet_of.options())  # it only reads
+    assert plan.pointer.rebuild is not None
+    assert plan.pointer.rebuild.process == f"process {os.getppid()} on {host}"
     with pytest.raises(RunRefusedError, match=said):
         abandon(fleet_of.flow, stores=fleet_of.world.stores(fleet_of.flow), why="")
     assert fleet_of.pointer() == before
@@ -117,6 +118,14 @@ def test_a_topic_that_does_not_exist_any_more_or_was_created_again(fleet_of: Fle
     with pytest.raises(RunRefusedError, match="was created again"):
         fleet_of.rebuild()
     assert fleet_of.pointer() == Pointer()
+    world.send(republished(legs(80), range(60, 80)))
+    world.run(fleet_of.flow, accept=["topic-recreated"])
+    said = r"states contain events of the former topic.*--accept lost-records"
+    for command in (fleet_of.rebuild, lambda: plan_replay(fleet_of.flow, **fleet_of.options())):
+        with pytest.raises(RunRefusedError, match=said):
+            command()
+    assert fleet_of.pointer() == Pointer()
+    assert fleet_of.rebuild(accept=["lost-records"]).report.records == 20
 
 
 def test_the_generation_of_a_settings_file(fleet_of: Fleet) -> None:

@@ -13,7 +13,7 @@ from aggregations.definition.element import Element, Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
-from envelope import Envelope, Hop, encode
+from envelope import Envelope, Hop, Tombstones, encode
 from tests.messages import Every
 from tests.support.both import TOPIC_ID, Both, record
 from tests.support.pure import TOPIC, bare, wrapped
@@ -131,7 +131,7 @@ payloads = st.fixed_dictionaries(
 
 @st.composite
 def batches(draw: st.DrawFn, of: st.SearchStrategy[dict[str, Any]]) -> list[list[Record]]:
-    """Records with and without a hop, some sent again in their batch or later."""
+    """Records with and without a hop, some sent again in their batch or later, and tombstones."""
     found: list[list[Record]] = []
     sent: list[tuple[bytes | None, bytes]] = []
     offset = 0
@@ -153,7 +153,8 @@ def batches(draw: st.DrawFn, of: st.SearchStrategy[dict[str, Any]]) -> list[list
                 value = encode(envelope)
                 sent.append((key, value))
             headers = draw(st.sampled_from([(), (), (("a", b"1"), ("a", None))]))
-            batch.append(Record(TOPIC, 0, offset, key, value, 1_000 + offset, headers, TOPIC_ID))
+            given = None if draw(st.integers(0, 9)) == 0 else value
+            batch.append(Record(TOPIC, 0, offset, key, given, 1_000 + offset, headers, TOPIC_ID))
             offset += 1
         found.append(batch)
     return found
@@ -164,10 +165,9 @@ SUMS = Fields(n=count(), m=total("minutes"), at=last("_offset"))
 
 @st.composite
 def flows(draw: st.DrawFn) -> Flow[Any]:
-    flow: Flow[Any] = Flow("odd").source(wrapped())
-    for step in draw(
-        st.lists(st.sampled_from(["filter", "divert", "map", "publish", "columns", "lists"]), max_size=3, unique=True)
-    ):
+    flow: Flow[Any] = Flow("odd").source(wrapped(tombstones=draw(st.sampled_from(Tombstones))))
+    steps = ["filter", "divert", "map", "publish", "columns", "lists", "headers"]
+    for step in draw(st.lists(st.sampled_from(steps), max_size=3, unique=True)):
         flow = added(flow, step)
     flow = flow.aggregate(
         "first", draw(st.sampled_from(["tail", key_of, "_key"])), draw(st.sampled_from([Odd(), Odd(), SUMS]))
@@ -198,6 +198,8 @@ def added(flow: Flow[Any], step: str) -> Flow[Any]:
             return flow.filter(hops.list.first().struct.field("offset").ne_missing(3)).map(
                 hops=hops, headers=headers, size=headers.list.len() + hops.list.len()
             )
+        case "headers":
+            return flow.flat_map(pl.col("_headers").alias("header"))
         case "late lists":
             return flow.map(late=pl.col("_chain"), name=pl.col("_headers").list.last().struct.field("value"))
         case _:
@@ -207,7 +209,7 @@ def added(flow: Flow[Any], step: str) -> Flow[Any]:
 @settings(max_examples=100)
 @given(batches(deeds))
 def test_a_fold_in_python_does_on_columns_what_it_does_message_by_message(given_batches: list[list[Record]]) -> None:
-    both = Both(Flow("odd").source(wrapped()).aggregate("a", "tail", Odd()))
+    both = Both(Flow("odd").source(wrapped(tombstones="dead_letter")).aggregate("a", "tail", Odd()))
     for batch in given_batches:
         both.process(batch)
 

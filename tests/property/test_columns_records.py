@@ -5,6 +5,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregations.columns.arrays import NEVER
+from aggregations.columns.expiring import with_times
 from aggregations.columns.histories import LaneArrays
 from aggregations.columns.lane_names import LaneNames
 from aggregations.columns.record_text import TEXT, WHOLE
@@ -58,6 +60,25 @@ def test_a_usual_record_is_read_and_written_as_the_same_bytes(
     keys = np.flatnonzero(stored.exists)
     again = encoded(FORM, names, stored.lanes, keys, stored.values, stored.data)
     assert again == [value for value in values if value is not None]
+
+
+times = st.none() | st.integers(-(2**62), 2**62) | st.sampled_from([0, -1, 10**15])
+
+
+@given(st.lists(st.none() | st.tuples(states, usual, times), max_size=4))
+def test_the_latest_event_time_of_a_state_is_read_and_written_too(
+    found: list[tuple[dict[str, object], Histories, int | None] | None],
+) -> None:
+    values = [None if one is None else encode_record(StateRecord("d", *one)) for one in found]
+    names = LaneNames()
+    stored = StoredStates(values, FORM, names, timed=True)
+    assert not stored.other.any()
+    assert stored.times.tolist() == [NEVER if one is None or one[2] is None else one[2] for one in found]
+    keys = np.flatnonzero(stored.times != NEVER)
+    again = encoded(FORM, names, stored.lanes, keys, with_times(stored.values, stored.times), stored.data)
+    assert again == [value for value, one in zip(values, found, strict=True) if one is not None and one[2] is not None]
+    plain = StoredStates(values, FORM, names)
+    assert plain.other.tolist() == [one is not None and one[2] is not None for one in found]
 
 
 @given(states | json_values, histories | usual, st.text(max_size=2) | st.just("d"))

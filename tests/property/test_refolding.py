@@ -105,11 +105,17 @@ def begun(made: Flow[Any], found: Sequence[Sequence[Event]]) -> MemoryRunner:
 def folded(made: Flow[Any], found: Sequence[Sequence[Event]], data: st.DataObject) -> MemoryRunner:
     """A run to the ends of the logs, in batches of any size."""
     run = begun(made, found)
+    read(run, found, data)
+    return run
+
+
+def read(run: MemoryRunner, found: Sequence[Sequence[Event]], data: st.DataObject) -> None:
+    """Let a run read to the ends of the logs, in batches of any size."""
     while True:
         start = [run.run.start.get(TopicPartition("legs", at), 0) for at in range(PARTITIONS)]
         left = [range(at, len(log)) for at, log in zip(start, found, strict=True)]
         if not any(left):
-            return run
+            return
         batch: list[Record] = []
         for partition, offsets in enumerate(left):
             size = data.draw(st.integers(0, len(offsets)))

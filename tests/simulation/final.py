@@ -102,11 +102,14 @@ class FinalWorld(WindowWorld):
             if output.key in sealed:
                 raise Violation(f"{output.key!r} was published again")
             known = self._final.setdefault(output.key, snapshot)
-            if (known.state, known.version) != (snapshot.state, snapshot.version):
+            if not self._unchanged(known, snapshot):
                 raise Violation(f"{output.key!r} was published as {known.state}, then as {snapshot.state}")
         for key, snapshot in self._final.items():
             if key in found and found[key] != snapshot.state:
                 raise Violation(f"{key!r} was published as {snapshot.state} and now holds {found[key]}")
+
+    def _unchanged(self, known: Snapshot, repeated: Snapshot) -> bool:
+        return (known.state, known.version) == (repeated.state, repeated.version)
 
     def _check_counts(self, runner: MemoryRunner, found: Mapping[bytes, Any]) -> None:
         """Compare the windows with the logs, and with what the stage behind them counted."""

@@ -5,6 +5,8 @@ import pytest
 from persistence.errors import StoreError
 from tests.simulation.final import BUGS as FINAL_BUGS
 from tests.simulation.final import FinalWorld
+from tests.simulation.final_sessions import BUGS as SESSION_BUGS
+from tests.simulation.final_sessions import FinalSessionWorld
 from tests.simulation.oracle import Violation
 from tests.simulation.patch import patched
 from tests.simulation.windows import BUGS, EXPIRY_BUGS, ExpiryWorld, WindowWorld
@@ -24,10 +26,11 @@ def test_states_leave_exactly_when_they_are_due_whatever_crashes_and_goes_back(k
     assert removed > WORLDS // 5
 
 
-def test_windows_that_close_are_published_once_and_never_change_whatever_crashes_and_goes_back() -> None:
+@pytest.mark.parametrize("kind", [FinalWorld, FinalSessionWorld])
+def test_what_closes_is_published_once_and_never_changes_whatever_crashes_and_goes_back(kind: type[FinalWorld]) -> None:
     published = late = 0
     for seed in range(WORLDS):
-        world = FinalWorld(seed)
+        world = kind(seed)
         world.run()
         published, late = published + world.published, late + world.late
     assert published > WORLDS
@@ -38,6 +41,7 @@ PLANTED = {
     **{bug: (WindowWorld, patches) for bug, patches in BUGS.items()},
     **{bug: (ExpiryWorld, patches) for bug, patches in EXPIRY_BUGS.items()},
     **{bug: (FinalWorld, patches) for bug, patches in FINAL_BUGS.items()},
+    **{bug: (FinalSessionWorld, patches) for bug, patches in SESSION_BUGS.items()},
 }
 
 

@@ -1,4 +1,4 @@
-"""A rebuild that is folded on Spark: its tasks send nothing, and hold dead letters until the swap."""
+"""A rebuild that is folded on Spark: its tasks send nothing, and hold dead letters and outputs until the swap."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -25,9 +25,10 @@ def test_a_rebuild_on_spark_is_swapped_and_continues(
     dead = [alone(Leg(tail="N1", carrier="AA", minutes=-1)), alone(Leg(tail="N2", carrier=f"AA+{BROKEN}", minutes=5))]
     world.send([*republished(sent[:150]), *dead])
     world.run(flow)
-    outputs, letters = len(world.records(out)), Counter(letter.generation for letter, _ in world.dead_letters())
+    values = [record.value for record in world.records(out)]
+    outputs, letters = len(values), Counter(letter.generation for letter, _ in world.dead_letters())
     given = {"kafka": world.settings, "stores": world.stores(flow), "why": "a test", "runner": run_flow}
-    done = rebuild(flow, dead_letters=world.dead, max_records=60, **given)
+    done = rebuild(flow, dead_letters=world.dead, max_records=60, outputs=True, **given)
     assert (done.report.records, done.behind) == (152, 0)
     assert len(world.records(out)) == outputs
     assert Counter(letter.generation for letter, _ in world.dead_letters()) == letters
@@ -35,7 +36,8 @@ def test_a_rebuild_on_spark_is_swapped_and_continues(
     assert swapped.done
     assert swapped.differences.comparison.differences == 0
     assert swapped.dead_letters == letters[1] > 0
-    assert len(world.records(out)) == outputs
+    assert swapped.outputs == done.report.outputs
+    assert Counter(record.value for record in world.records(out)) == Counter(dict.fromkeys(values, 2))
     assert Counter(letter.generation for letter, _ in world.dead_letters()) == {1: letters[1], 2: letters[1]}
     world.send(republished(sent, range(120, 200)))
     world.run(flow)

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 
@@ -11,8 +11,7 @@ from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow, Stage
 from aggregations.engine.columnar import ColumnarPath
 from aggregations.engine.job import Job
-from aggregations.engine.messages import MessagePath
-from aggregations.engine.path import Path, Work
+from aggregations.engine.path import Work
 from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.times import times_in
 from aggregations.report import DeadLetter, Report
@@ -49,7 +48,6 @@ class Both:
     """
 
     def __init__(self, flow: Flow[Any], stores: tuple[str, str] | None = None, *, accept: Sequence[str] = ()) -> None:
-        assert flow.parts[-1].is_columnar
         self.flow = flow
         self.topic_ids = dict.fromkeys(flow.topics, TOPIC_ID)
         self.stores = stores or (fresh_store(), fresh_store())
@@ -123,22 +121,7 @@ class Both:
 
     def redriven(self, dead: DeadLetter, offset: int, application: str = "") -> Record:
         """A dead letter of the flow, or of another application, as an operator redrives it."""
-        record = dead.record
-        form = Form.ENVELOPE if self.flow.source_of(record.topic).envelope else Form.PAYLOAD
-        place = (record.topic, record.partition, record.offset)
-        letter = DeadLetterHeaders(
-            *place,
-            dead.reason,
-            topic_id=TOPIC_ID,
-            stage=dead.stage,
-            application=application or self.flow.name,
-            hole=dead.hole,
-            items=dead.items,
-            form=form,
-            timestamp_ms=record.timestamp_ms,
-        )
-        value = redriven(record.key, record.value, (), letter, Hop("dead", 0, offset, topic_id="D"))
-        return Record(record.topic, record.partition, offset, record.key, value, record.timestamp_ms, (), TOPIC_ID)
+        return redriven_record(self.flow, dead, offset, application)
 
     def _of(self, part: Flow[Any], records: Sequence[Record]) -> Sequence[Record] | None:
         """The records that a part of the flow reads; None if it has no batch."""
@@ -177,7 +160,7 @@ class Both:
         self, records: Sequence[Record], part: Flow[Any] | None = None
     ) -> tuple[Work, list[tuple[Stage, list[Write]]]]:
         part = part or self.flow
-        run, path = self.run, cast("Path", ColumnarPath() if part.is_columnar else MessagePath())
+        run, path = self.run, ColumnarPath()
         job = Job(
             part,
             run.ref,
@@ -194,7 +177,8 @@ class Both:
             ledger=run.ledger,
             asked=("raw", *self.topic_ids),
             times=times_in(run.manifest, self.topic_ids),
-            removed=self._final.closed(self._retirement.removed),
+            removed=self._retirement.removed,
+            closed=self._final.closed(self._retirement.removed),
         )
         work = Work(job)
         tasks: list[Any] = [path.read(work, self._chunks(records))]
@@ -202,6 +186,26 @@ class Both:
         for stage in part.stages:
             folded = [path.fold(work, stage, arrivals) for arrivals in tasks]
             writes.append((stage, [write for part, _ in folded for write in part]))
-            sent = [path.pack(work, following, self._routes) for _, following in folded if following is not None]
-            tasks = [path.unpack(work, [part[route] for part in sent if part[route]]) for route in range(self._routes)]
+            sent = [path.pack(following, self._routes) for _, following in folded if following is not None]
+            tasks = [path.unpack([part[route] for part in sent if part[route]]) for route in range(self._routes)]
         return work, writes
+
+
+def redriven_record(flow: Flow[Any], dead: DeadLetter, offset: int, application: str = "") -> Record:
+    """A dead letter of a flow, or of another application, as an operator redrives it."""
+    record = dead.record
+    form = Form.ENVELOPE if flow.source_of(record.topic).envelope else Form.PAYLOAD
+    place = (record.topic, record.partition, record.offset)
+    letter = DeadLetterHeaders(
+        *place,
+        dead.reason,
+        topic_id=TOPIC_ID,
+        stage=dead.stage,
+        application=application or flow.name,
+        hole=dead.hole,
+        items=dead.items,
+        form=form,
+        timestamp_ms=record.timestamp_ms,
+    )
+    value = redriven(record.key, record.value, (), letter, Hop("dead", 0, offset, topic_id="D"))
+    return Record(record.topic, record.partition, offset, record.key, value, record.timestamp_ms, (), TOPIC_ID)

@@ -363,7 +363,7 @@ COMMANDS = {
         "jobs.stack.up",
         STACK,
         {
-            "kafka": Option("--no-kafka", {"kafka": False}),
+            "kafka": Option("--no-kafka --redis", {"kafka": False, "redis": True}),
             "redis": Option("--redis", {"redis": True}),
             "cassandra": Option("--cassandra", {"cassandra": True}),
             "heap": Option("--heap 256", {"heap_mb": 256}),

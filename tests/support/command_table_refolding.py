@@ -48,6 +48,7 @@ REFOLDING = {
         {
             **SHARED,
             "store": STORE,
+            "journal": Option("--journal fleet.journal", {"journal": "fleet.journal"}),
             "snapshot": Option("--snapshot fleet.snapshot", {"snapshot": Path("fleet.snapshot")}),
         },
     ),

@@ -1,12 +1,16 @@
 """The forms of the command that rebuilds states, as in `command_table`."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from aggregations.report import Report
+from aggregations.run.mend import Mending
 from jobs.comparing import Comparison
+from jobs.mending import Mended
 from jobs.replay import Differences, Replayed, ReplayPlan, Swapped
 from persistence.pointer import Change, Pointer
 from tests.support.command_table import BOOTSTRAP, FILE, FLOW, JSON, ROOT, STORE, Command, Option
+from tests.support.command_table_refolding import FOLDED, HISTORY
 
 POINTER = Pointer(3, 2, 1, 2, changes=(Change(0, "ann@host", "swap", 2, "a corrected fold"),))
 CLUSTER = {"bootstrap": BOOTSTRAP, "kafka_settings": FILE, "root": ROOT}
@@ -28,9 +32,24 @@ FOLDING = {
     "accept": Option("--accept lost-records", {"accept": ["lost-records"]}),
 }
 AGAINST = Option("--against tests.support.pure_flow:flow", {"against.name": "fleet"})
+MENDED = Mended(
+    "flights", 1, "aircraft", 7, None, HISTORY, FOLDED, Comparison({}), {b"N1": Mending.CHANGED}, False, ("carrier",)
+)
 SAMPLE = Option("--sample 3", {"sample": 3})
 OUTPUTS = Option("--outputs send", {"outputs": True})
 SNAPSHOT = Option("--snapshot fleet.snapshot", {"snapshot": Path("fleet.snapshot")})
+
+MENDING = {
+    **COMMON,
+    **CLUSTER,
+    "key": Option("--key N2 --key base64:/w==", {"keys": [b"N1", b"N2", b"\xff"]}),
+    "stage": Option("--stage aircraft", {"stage": "aircraft"}, without="--stage carrier"),
+    "snapshot": Option("--snapshot fleet.snapshot", {"snapshot": Path("fleet.snapshot")}),
+    "journal": Option("--journal flights.journal", {"journal": "flights.journal"}),
+    "accept": FOLDING["accept"],
+    "sample": SAMPLE,
+    "work": Option("--work here", {"work": Path("here")}),
+}
 
 REPLAY = {
     "headwater replay": Command(
@@ -74,6 +93,18 @@ REPLAY = {
             "drop": Option("--drop 3", {"number": 3}, without="--drop 1"),
             "accept": Option("--accept no-rollback", {"accept": ["no-rollback"]}),
         },
+    ),
+    "headwater replay (key)": Command(
+        f"replay {FLOW} --key N1 --stage carrier --bootstrap b:1",
+        "jobs.mending.mend",
+        MENDED,
+        MENDING,
+    ),
+    "headwater replay (mend)": Command(
+        f"replay {FLOW} --key N1 --stage carrier --apply --reason fold --bootstrap b:1",
+        "jobs.mending.mend",
+        replace(MENDED, applied=True, published=2),
+        {**MENDING, "reason": CHANGING["reason"]},
     ),
     "headwater replay (abandon)": Command(
         f"replay {FLOW} --abandon --reason fold",

@@ -25,9 +25,10 @@ from aggregations.run.states import state_of
 from envelope import TopicPartition, decode
 from jobs.backup import snapshot
 from jobs.comparing import Comparison
+from jobs.replaying.author import Author
 from jobs.replaying.beginning import beginning_of, fill_from_snapshot
 from jobs.replaying.dropping import drop_generation
-from jobs.replaying.generations import Author, Generations, begin_rebuild, generations_of, reopen, roll_back
+from jobs.replaying.generations import Generations, begin_rebuild, generations_of, reopen, roll_back
 from jobs.replaying.results import Differences, Swapped
 from jobs.replaying.swapping import at_work, swap_rebuild
 from persistence.commit.faults import HELD, effect, use
@@ -88,8 +89,9 @@ class Land:
         code: Definition of the flow by generation.
         length: Records in the log: offsets 0 to this.
         published: Offset of each output that left, in order.
-        sent: Offset of each output that a swap sent, in order.
+        sent: Offset of each output that a swap sent, in order, by generation.
         holds: Rebuilds hold their outputs.
+        begins: The offset after each snapshot, by its checksum.
         run: The open run of the live generation; None if there is none.
         stale: Runs that were not closed: frozen processes that may wake up at any time.
     """
@@ -98,8 +100,9 @@ class Land:
     code: dict[int, Flow[Any]] = field(default_factory=lambda: {1: OLD})
     length: int = 0
     published: list[int] = field(default_factory=list)
-    sent: list[int] = field(default_factory=list)
+    sent: dict[int, list[int]] = field(default_factory=dict)
     holds: bool = False
+    begins: dict[str, int] = field(default_factory=dict)
     run: MemoryRunner | None = None
     stale: list[MemoryRunner] = field(default_factory=list)
 
@@ -193,7 +196,8 @@ class Land:
         if self.run is not None:
             self.run.close()
             self.run = None
-        snapshot(self.code[self.pointer().live], file, stores=self.urls, replace=True)
+        saved = snapshot(self.code[self.pointer().live], file, stores=self.urls, replace=True)
+        self.begins[saved.checksum] = saved.positions["legs"][0]
 
     def rebuild(
         self,
@@ -229,9 +233,13 @@ class Land:
         with generations_of(self.code[rebuild.generation], self.urls) as found:
             pointer, note = begin_rebuild(found, author, live=1, redefined=False)
             with at_work(found, author):
-                return swap_rebuild(
+                done = swap_rebuild(
                     found, author, pointer, note, outside, compare=self.compare, agreed=lambda _: agreed
                 )
+            if done.done and rebuild.outputs:
+                first = 1 if rebuild.origin is None else self.begins[rebuild.origin.checksum]
+                assert {*self.sent[done.live]} == {*range(max(first, 1), self.position(done.live))}
+            return done
 
     def compare(self, old: int, new: int) -> Differences:
         """Check that both have folded the same records, all of those that the old one has committed."""
@@ -292,7 +300,7 @@ class MemoryFolding:
         """Note the outputs that were held, as `send_outputs` sends them."""
         ref, store = found.ref(generation), found.stores[0]
         outputs = effect(HELD, lambda: [*held_outputs(store, ref)])
-        self.land.sent += [decode(one.value).chain[-1].offset for one in outputs]
+        self.land.sent.setdefault(generation, []).extend(decode(one.value).chain[-1].offset for one in outputs)
         self.meanwhile()
         effect(HELD, lambda: forget_outputs(store, ref, epoch=store.installed_epoch(ref)))
         return len(outputs)

@@ -211,6 +211,13 @@ def test_a_run_that_begins_while_the_states_are_read_is_noticed(file: Path, monk
     assert not file.exists()
 
 
+def test_a_flow_that_has_read_nothing_yet_is_saved(file: Path) -> None:
+    urls = stores(fresh_store())
+    MemoryRunner(FLOW, urls).close()
+    saved = snapshot(FLOW, file, stores=urls)
+    assert (saved.states, saved.positions) == ({"aircraft": 0, "carrier": 0}, {})
+
+
 def test_stores_without_the_flow_and_a_changed_definition_are_refused(file: Path) -> None:
     urls = stores(fresh_store())
     with pytest.raises(RunRefusedError, match="contain nothing of it"):

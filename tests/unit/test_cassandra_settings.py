@@ -153,6 +153,7 @@ def test_the_schema_is_printed_without_a_server():
     assert [table.partition(" (")[0] for table in tables] == [
         "CREATE TABLE IF NOT EXISTS fleet.flow",
         "CREATE TABLE IF NOT EXISTS fleet.state",
+        "CREATE TABLE IF NOT EXISTS fleet.due",
     ]
 
 

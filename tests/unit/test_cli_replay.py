@@ -1,6 +1,7 @@
 """`headwater replay`: which function it calls, with which runner, and what it refuses and says."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.support.cli import run
 from tests.support.command_table_replay import POINTER
 from tests.support.commands import COMMANDS, Calls, plant, recorded_in
 
-FORMS = ["apply", "swap", "rollback", "abandon"]
+FORMS = ["apply", "swap", "rollback", "abandon", "mend"]
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_whatever_changes_something_needs_a_reason(
     plant(calls, COMMANDS[f"headwater replay ({form})"], monkeypatch)
     given = " ".join(words(form)).replace("--reason fold", "").split()
     assert run(monkeypatch, *given) == Exit.USAGE
-    assert f"--{form}: give --reason" in capsys.readouterr().err
+    assert f"--{'apply' if form == 'mend' else form}: give --reason" in capsys.readouterr().err
     assert calls.given == []
 
 
@@ -71,6 +72,15 @@ def test_whatever_changes_something_needs_a_reason(
         ("", "--master local[2]", "--master is for"),
         ("rollback", "--conf a=b", "--conf is for"),
         ("apply", "--runner local --master local[2]", "--master is an option of Spark"),
+        ("", "--stage carrier", "--stage is for --key"),
+        ("swap", "--work here", "--work is for --key"),
+        ("", "--journal flights.journal", "--journal is for --key"),
+        ("swap", "--key N1", "--swap and --key: give one of them"),
+        ("", "--key N1", "--key: give --stage"),
+        ("key", "--reason fold", "--key: --reason is for --apply"),
+        ("mend", "--take-over", "--take-over is for"),
+        ("mend", "--runner local", "--runner is for"),
+        ("key", "--redefine", "--redefine is for"),
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused(
@@ -81,7 +91,7 @@ def test_an_option_that_would_be_ignored_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    for one in ("", *FORMS):
+    for one in ("", "key", *FORMS):
         plant(calls, COMMANDS[f"headwater replay ({one})" if one else "headwater replay"], monkeypatch)
     assert run(monkeypatch, *words(form), *option.split()) == Exit.USAGE
     assert said in capsys.readouterr().err
@@ -98,3 +108,36 @@ def test_what_was_changed_is_shown_with_who_and_why(
     assert run(monkeypatch, *words("rollback"), "--json") == Exit.DONE
     told = json.loads(capsys.readouterr().out)
     assert (told["live"], told["previous"], told["changes"][0]["by"]) == (2, 1, POINTER.changes[0].by)
+
+
+@pytest.mark.parametrize(("form", "code"), [("apply", Exit.DONE), ("swap", Exit.REFUSED)])
+def test_a_swap_that_is_stopped_before_it_began_is_not_a_success(
+    form: str, code: Exit, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: Any, **__: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(COMMANDS[f"headwater replay ({form})"].callee, stopped)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        assert run(monkeypatch, *words(form)) == code
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ("stopped, and not swapped" in capsys.readouterr().err) == (form == "swap")
+
+
+def test_what_is_mended_is_shown_and_what_is_not(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(calls, COMMANDS["headwater replay (key)"], monkeypatch)
+    assert run(monkeypatch, *words("key")) == Exit.DONE
+    said = capsys.readouterr()
+    assert ["N1", "changed"] in [line.split() for line in said.out.splitlines()]
+    assert "1 state to mend; nothing is written without --apply --reason TEXT\n" in said.err
+    assert "not touched: carrier, whose states depend on this stage\n" in said.err
+    plant(calls, COMMANDS["headwater replay (mend)"], monkeypatch)
+    assert run(monkeypatch, *words("mend")) == Exit.DONE
+    said = capsys.readouterr()
+    assert "1 state of stage aircraft mended in generation 1\n2 messages with published states sent\n" in said.err
+    assert (calls.given[-1]["apply"], calls.given[-1]["why"]) == (True, "fold")

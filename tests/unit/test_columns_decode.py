@@ -242,6 +242,13 @@ def test_tombstones_are_skipped_and_counted_or_rejected_as_the_policy_says(envel
     assert (rejecting.skipped, refused) == (0, [(row, Reason.EMPTY) for row in (1, 2, 4)])
     for decoded in (skipping, rejecting):
         assert decoded.frame.get_column("_row").to_list() == [0, 3]
+    passing = Decoder(Topic("legs", Leg, envelope=enveloped, tombstones=Tombstones.ELEMENT)).decode(rows)
+    assert (passing.skipped, [one.row for one in passing.rejected]) == (0, [2])
+    found = passing.frame.select("_row", "_tombstone", "_offset", "tail").rows()
+    offsets = rows.column("offset").to_pylist()
+    assert found == [
+        (row, True if row in (1, 4) else None, offsets[row], None if row in (1, 4) else "N1") for row in (0, 1, 3, 4)
+    ]
 
 
 def test_a_declared_time_needs_no_event_time_in_the_envelope(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,6 @@ def test_an_expression_names_the_column_of_the_item() -> None:
 
 def test_it_stays_on_the_vectorised_path() -> None:
     flow = orders().flat_map("lines").map(sku=sku()).aggregate("a", "sku", COUNT)
-    assert flow.is_columnar
     assert not flow.calls_functions
     assert flow.columns == {"lines", "sku"}
     assert "vectorised" in flow.describe().splitlines()[2]

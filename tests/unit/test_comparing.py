@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from aggregations.definition.values import Exact
 from jobs.comparing import Likeness, Row, Seen, StageDifferences, alike, compare
 
 STAGE = "totals"
@@ -39,6 +40,8 @@ def row(key: bytes, *results: Any) -> Row:
         ({"a": 1}, {"a": 1, "b": None}, Likeness.DIFFERENT),
         ("1", 1, Likeness.DIFFERENT),
         ((1, 2), [1, 2], Likeness.EQUAL),
+        (Exact(0.1 + 0.2), 0.3, Likeness.DIFFERENT),
+        ([Exact(0.3)], [0.3], Likeness.EQUAL),
     ],
 )
 def test_two_values_agree_exactly_by_rounding_or_not(old: Any, new: Any, likeness: Likeness) -> None:

@@ -10,7 +10,7 @@ import lmdb
 import pytest
 
 from persistence.commit.faults import Injector, use
-from persistence.errors import Corrupt, Terminal
+from persistence.errors import Corrupt, InvalidUrl, Terminal
 from persistence.protocol import Capabilities, FlowRef, Stored, Write
 from persistence.registry import open_store
 
@@ -243,3 +243,9 @@ def test_many_processes_may_create_it_at_once(url):
         process.join()
     assert [process.exitcode for process in processes] == [0] * 5
     assert open_store(url).installed_epoch(FLOW) == 5
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///a%00b", "lmdb://", "lmdb:///a%00b"])
+def test_a_url_without_a_usable_path_is_invalid(url: str) -> None:
+    with pytest.raises(InvalidUrl, match=rf"names no \w+.*Write {url.partition(':')[0]}:///absolute"):
+        open_store(url)

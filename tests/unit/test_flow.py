@@ -83,21 +83,13 @@ def test_stages_have_the_steps_in_front_of_them_and_the_tail_what_is_behind_all(
     ids=["fold", "key", "filter", "divert", "publish", "map", "flat_map", "emit"],
 )
 def test_a_function_is_called_on_the_vectorised_path_and_may_read_all_of_them(flow):
-    assert flow.is_columnar
     assert flow.calls_functions
-    assert flow.columns is None
-
-
-def test_elements_without_columns_take_the_flow_off_the_vectorised_path():
-    flow = legs(tombstones="element").aggregate("a", carrier, COUNT)
-    assert not flow.is_columnar
     assert flow.columns is None
 
 
 def test_the_stages_before_a_function_that_replaces_values_are_done_on_columns():
     flow = legs().aggregate("a", "tail", Tally()).map(lambda e: e.value).aggregate("b", "carrier", COUNT)
     assert [stage.columnar for stage in flow.stages] == [True, False]
-    assert flow.is_columnar
 
 
 def test_the_columns_are_all_that_the_expressions_read():
@@ -107,7 +99,6 @@ def test_the_columns_are_all_that_the_expressions_read():
         .aggregate("a", "tail", Fields(l=last("delay", by="late")))
         .aggregate("b", pl.col("carrier").str.to_uppercase(), COUNT)
     )
-    assert flow.is_columnar
     assert flow.columns == {"minutes", "tail", "delay", "late", "carrier"}
 
 
@@ -185,8 +176,6 @@ def test_the_description_names_what_a_vectorised_step_calls_in_python():
     ]
     emitting = legs().aggregate("a", "tail", COUNT, emit=states)
     assert emitting.describe().endswith("per message from here: emit replaces the values")
-    tombstones = legs(tombstones="element").aggregate("a", carrier, COUNT)
-    assert tombstones.describe().splitlines()[1].endswith("per message: tombstones have no columns")
 
 
 BAD = {

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from aggregations.definition.aggregates import count
 from aggregations.definition.element import Record
@@ -24,6 +25,7 @@ from jobs.explaining.journal import Journaled, journaled
 from jobs.explaining.log import Log, Reader, Span
 from jobs.explaining.outcome import Outcome
 from jobs.tracing import Place
+from persistence.manifest import GivenUp
 from persistence.protocol import FlowRef
 from tests.support.topics import InMemory
 
@@ -139,6 +141,23 @@ def test_the_batch_of_every_record_is_found_among_other_flows_and_batches_withou
 def test_a_lost_entry_is_no_answer_for_its_records() -> None:
     reader = Entries(entry(1, {0: 10}), entry(3, {0: 30}))
     assert [found(reader, at) for at in (5, 15, 25)] == [1, None, 3]
+
+
+def test_entries_of_batches_that_a_restore_gave_up_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [entry(batch, {0: 10 * batch}) for batch in range(1, 9)]
+    epoch = entries[0].epoch
+    # Restored after batch 3, then after batch 5 of the next history.
+    entries += [replace(entry(batch, {0: 10 * batch}), epoch=epoch + 4, time_ms=4) for batch in range(4, 8)]
+    entries += [replace(entry(batch, {0: 10 * batch}), epoch=epoch + 9, time_ms=9) for batch in range(6, 12)]
+    given_up = [GivenUp(epoch, 3, epoch + 4), GivenUp(epoch + 4, 5, epoch + 9)]
+    for few in (0, 500):
+        monkeypatch.setattr(journal, "_FEW", few)
+        for offset in range(110):
+            noted = journaled(Entries(*entries), "journal", FLEET, Place("legs", 0, offset), "T", given_up)
+            assert noted is not None
+            batch = offset // 10 + 1
+            history = 0 if batch < 4 else 4 if batch < 6 else 9
+            assert (noted.entry.batch, noted.entry.epoch) == (batch, epoch + history)
 
 
 LEGS = Topic("legs", Json({"k": str}), envelope=False)

@@ -7,7 +7,7 @@ from aggregations.per_message.ledger import LISTED, ROUTES, Changes, Entry, Ledg
 from envelope import Hop, Lineage, Node, Route, Standing, TopicPartition
 from envelope.dedup.lineage import Redriven
 from envelope.redrive import Redrive
-from persistence.manifest import Manifest
+from persistence.manifest import Manifest, Rebuilt
 
 GROUP = "raw:0#R>rep>legs"
 
@@ -263,7 +263,7 @@ def test_beyond_the_limit_the_lowest_positions_are_listed_whatever_is_listed_alr
 
 
 def test_dead_letters_of_a_generation_whose_states_were_continued_are_mine() -> None:
-    ledger = Ledger.of("fleet", 3, Manifest(1, 1), (2, 1))
+    ledger = Ledger.of("fleet", 3, Manifest(1, 1), Rebuilt(2, 7, "ann@host", "", (2, 1)))
     letters = [Redrive("", False, "fleet", False, generation) for generation in (1, 2, 3, 4)]
     assert [ledger.mine(one) for one in letters] == [True, True, True, False]
     assert ledger.changed(Changes()).earlier == ledger.levelled().earlier == (2, 1)

@@ -186,6 +186,33 @@ def test_a_snapshot_of_another_generation_is_live_where_it_is_restored(urls: dic
         assert (found.ref.generation, found.start[TopicPartition("legs", 0)]) == (3, 5)
 
 
+def test_a_snapshot_that_is_restored_beside_another_generation_does_not_replace_it(
+    urls: dict[str, str], tmp_path: Path
+) -> None:
+    run(urls, 1, 2, generation=2)
+    snapshot(FLOW, tmp_path / "s", stores=urls, generation=2)
+    target = bind(FLOW, {}, f"sqlite://{tmp_path}/target.db")
+    run(target, 1)
+    restore(FLOW, tmp_path / "s", stores=target)
+    assert live_generation(FLOW, target) == 1
+    run(target, 4)
+    assert aircraft(target) == {b"N1": 2}
+    assert aircraft(target, 2) == {b"N1": 1, b"N2": 1}
+
+
+def test_a_generation_that_is_run_by_hand_goes_on_beside_a_restored_snapshot(
+    urls: dict[str, str], tmp_path: Path
+) -> None:
+    run(urls, 1, 2, generation=3)
+    snapshot(FLOW, tmp_path / "s", stores=urls, generation=3)
+    target = bind(FLOW, {}, f"sqlite://{tmp_path}/target.db")
+    run(target, 1, generation=2)
+    restore(FLOW, tmp_path / "s", stores=target)
+    run(target, 4, generation=2)
+    assert aircraft(target, 2) == {b"N1": 2}
+    assert live_generation(FLOW, target) == 3
+
+
 def test_a_generation_below_1_is_refused(urls: dict[str, str]) -> None:
     for number in (0, -1):
         with pytest.raises(ValueError, match="count from 1"):

@@ -104,11 +104,10 @@ def test_a_tombstone_deletes_a_row() -> None:
     assert both.results("category")[b"toys"] == {"n": 1, "cents": 1}
 
 
-def test_a_table_whose_tombstones_are_dead_letters_is_folded_in_columns() -> None:
+def test_a_table_whose_tombstones_are_dead_letters_keeps_its_rows() -> None:
     table = Topic("merchants", MERCHANTS.payload, envelope=False, tombstones=Tombstones.DEAD_LETTER)
     flow = cards().lookup("merchant", table, "merchant", columns=["category"])
     both = Both(flow.aggregate("category", pl.col("category").fill_null("unknown"), COUNT))
-    assert all(part.is_columnar for part in flow.parts)
     both.process([merchant(0, "m", "food"), merchant(1, "m", None), merchant(2, "x", "toys"), paid(0, "m")])
     both.process([merchant(3, "x", "books"), paid(1, "x")])
     assert both.reasons() == [(1, Reason.EMPTY)]
@@ -323,5 +322,5 @@ def test_a_row_that_lacks_a_column_looked_up_since_refuses_the_run() -> None:
     looked = cards().lookup("merchant", MERCHANTS, "merchant", columns=["category", "fee"])
     more = looked.aggregate("category", pl.col("category").fill_null("unknown"), COUNT)
     second = MemoryRunner(more, bind(more, {}, store), accept=["definition"])
-    with pytest.raises(RunRefusedError, match=r"rows without fee.*Rebuild into a new generation"):
+    with pytest.raises(RunRefusedError, match=r"rows without fee.*`headwater replay --redefine`"):
         second.process([paid(0, "m")])

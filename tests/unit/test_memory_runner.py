@@ -243,10 +243,14 @@ def test_an_expression_over_a_tombstone_is_a_dead_letter():
     assert [letter.reason for letter in run.dead_letters] == [Reason.MISSING_FIELD]
 
 
-def test_a_flow_of_columns_cannot_ask_for_tombstones():
+def test_a_flow_of_columns_that_asks_for_tombstones_has_a_key_that_they_have():
     flow = Flow("fleet").source(bare(tombstones="element")).aggregate("a", "tail", Fields(n=count()))
-    with pytest.raises(FlowError, match=r"passes tombstones to the flow.*key the first stage by a function"):
+    with pytest.raises(FlowError, match=r"passes tombstones to the flow.*key it by '_key' or by a function"):
         runner(flow)
+    by_key = Flow("fleet").source(bare(tombstones="element")).aggregate("a", "_key", Fields(n=count()))
+    run = runner(by_key)
+    run.process([tombstone(0), tombstone(1)])
+    assert states(run, "a") == {"N1": {"n": 2}}
 
 
 def test_tombstones_as_elements_are_part_of_the_definition_and_other_policies_are_not():

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregations.definition.aggregates import count, total
+from aggregations.definition.aggregates import count, first, last, maximum, mean, minimum, total
+from aggregations.definition.aggregates_exact import collect, standard_deviation, variance
 from aggregations.definition.aggregates_sketches import quantiles
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
@@ -172,6 +173,39 @@ def test_fields_that_two_definitions_fold_alike_are_compared_by_what_is_determin
     for other in (quantile(0.9), quantile(0.5, k=100)):  # readers see another value
         _, [first, *_] = rows(run, other)
         assert first.seen[b"N0"].compared == first.seen[b"N0"].result
+
+
+def test_numbers_that_were_not_computed_are_compared_exactly() -> None:
+    def kept(**fields: Any) -> Flow[Any]:
+        source = Topic("legs", Json({"tail": str, "at": float}), envelope=False)
+        return Flow("fleet").source(source).aggregate("aircraft", "tail", Fields(**fields))
+
+    def differences(old: Flow[Any], new: Flow[Any], late: float) -> int:
+        sides = []
+        for flow, other, at in ((old, new, 1_764_000_000.0), (new, old, 1_764_000_000.0 + late)):
+            run = runner(flow)
+            run.process([leg(1, "N1", at=at)])
+            sides.append(rows(run, other)[1])
+        return compare(*sides, stages=["aircraft"]).differences
+
+    for field in (minimum("at"), maximum("at"), first("at"), last("at"), collect("at", 3)):
+        assert differences(kept(at=field), kept(at=field), 0.0) == 0
+        assert differences(kept(at=field), kept(at=field), 1.5) == 1  # a second and a half, less than a billionth
+    assert differences(kept(at=first("at")), kept(at=last("at")), 1.5) == 1
+    assert differences(kept(at=total("at")), kept(at=total("at")), 1.5) == 0
+
+
+@pytest.mark.parametrize("field", [mean("minutes"), variance("minutes"), standard_deviation("minutes")])
+def test_a_lost_value_that_does_not_change_a_mean_or_a_variance_is_a_difference(field: Any) -> None:
+    source = Topic("legs", Json({"tail": str, "minutes": int}), envelope=False)
+    flow = Flow("fleet").source(source).aggregate("aircraft", "tail", Fields(m=field))
+    sides = []
+    for legs in (4, 3):
+        run = runner(flow)
+        run.process([leg(n, "N1", minutes=5) for n in range(legs)])
+        sides.append(rows(run)[1])
+    assert sides[0][0].seen[b"N1"].result == sides[1][0].seen[b"N1"].result
+    assert compare(*sides, stages=["aircraft"]).differences == 1
 
 
 def test_the_stages_of_both_definitions_are_compared_unless_some_are_named() -> None:

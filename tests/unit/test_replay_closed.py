@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -16,6 +17,8 @@ from aggregations.run.held_outputs import held_outputs
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.snapshots import Snapshot, read_snapshot
 from envelope import TopicPartition
+from jobs.backup import snapshot
+from jobs.replaying.beginning import beginning_of, fill_from_snapshot
 from jobs.replaying.generations import Generations, begin_rebuild, generations_of
 from jobs.replaying.leaving import keys_removed
 from persistence.commit.faults import use
@@ -143,3 +146,25 @@ def test_keys_of_another_kind_of_window_are_found() -> None:
     with rebuilding(closing_flow(), urls) as (_, run):
         run.process(RECORDS)
     assert keys(closing_flow(), urls, "screw") == {b"s"}
+
+
+def test_windows_in_the_snapshot_of_a_rebuild_are_published_again_under_its_generation(tmp_path: Path) -> None:
+    flow, file = closing_flow(tumbling("5m")), tmp_path / "snapshot"
+    urls = bind(flow, {}, fresh_store())
+    with closing(MemoryRunner(flow, urls, ends={})) as live:
+        live.process(RECORDS[:6])
+    snapshot(flow, file, stores=urls)
+    with closing(MemoryRunner(flow, urls, ends={})) as live:
+        live.process(RECORDS[6:])
+    with generations_of(flow, urls) as found:
+        begins = beginning_of(found, found.pointer(), 1, file)
+        assert begins is not None
+        pointer, note = begin_rebuild(found, author_of("rebuild"), live=1, redefined=False, origin=begins.origin)
+        assert pointer.rebuild is not None
+        fill_from_snapshot(found, pointer.rebuild, note)
+        with closing(MemoryRunner(flow, urls, ends={}, generation=2, rebuilt=note)) as run:
+            run.process(RECORDS[6:])
+        with closing(MemoryRunner(flow, bind(flow, {}, fresh_store()), ends={})) as oracle:
+            oracle.process(RECORDS)
+            assert told(held(found)) == told([read_snapshot(one.value) for one in oracle.outputs])
+        assert {one.generation for one in held(found)} == {2}

@@ -1,15 +1,22 @@
 """A rebuild that begins with a snapshot has the states of one that begins where the flow began, wherever it dies."""
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from aggregations.definition.flow import Flow
 from aggregations.errors import DefinitionChangedError, RunRefusedError
+from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
-from jobs.replaying.generations import generations_of
+from jobs.backup import snapshot
+from jobs.replaying.beginning import beginning_of, fill_from_snapshot
+from jobs.replaying.generations import begin_rebuild, generations_of
 from persistence.commit.faults import use
-from tests.support.replays import NEW, OLD, CrashAt, Land, dies
+from tests.support.letters import LEGS, Count, Sum, back, feed, leg, legs, runner
+from tests.support.pure import fresh_store
+from tests.support.replays import NEW, OLD, CrashAt, Land, author_of, dies
 
 
 @pytest.fixture
@@ -158,3 +165,40 @@ def test_a_snapshot_of_a_rebuild_continues_the_generations_before(file: Path) ->
     with generations_of(OLD, land.urls) as found:
         notes = [one.rebuilt for _, one in found.manifests(3) if one]
     assert [one.continues for one in notes if one] == [(2, 1), (2, 1)]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_dead_letter_of_the_snapshots_generation_fills_the_hole_of_a_later_stage(
+    file: Path, monkeypatch: pytest.MonkeyPatch, *, later: bool
+) -> None:
+    """The letter is from before the snapshot, or from after it: then the rebuild has rejected its record as well."""
+    flow = Flow("fleet").source(LEGS).aggregate("all", "k", Count()).aggregate("totals", "c", Sum())
+    urls = bind(flow, {}, fresh_store())
+    with closing(runner(flow, urls["all"], ends={})) as live:
+        feed(live, legs(60, bad=5))
+    snapshot(flow, file, stores=urls)
+    with closing(runner(flow, urls["all"], ends={})) as live:
+        feed(live, [leg(n, v=5000 if n == 70 else 1) for n in range(60, 100)])
+        after = live.dead_letters
+    with closing(runner(flow, ends={})) as oracle:
+        feed(oracle, legs(100, bad=5))
+        [before] = oracle.dead_letters
+    assert (before.stage, before.hole) == ("totals", True)
+    with generations_of(flow, urls) as found:
+        begins = beginning_of(found, found.pointer(), 1, file)
+        assert begins is not None
+        pointer, note = begin_rebuild(found, author_of("rebuild"), live=1, redefined=False, origin=begins.origin)
+        assert pointer.rebuild is not None
+        fill_from_snapshot(found, pointer.rebuild, note)
+    monkeypatch.setattr(Sum, "broken", True)
+    with closing(runner(flow, urls["all"], ends={}, generation=2, rebuilt=note)) as rebuild:
+        feed(rebuild, [leg(n, v=5000 if n == 70 else 1) for n in range(60, 100)])
+        mine = rebuild.dead_letters
+        assert [one.record.offset for one in mine] == [one.record.offset for one in after] == [70]
+        monkeypatch.setattr(Sum, "broken", False)
+        assert rebuild.results("totals") == {b"UA": {"n": 98, "sum": 98}}
+        letters = [back(after[0], 100, "fleet"), back(mine[0], 101, "fleet", 1, generation=2)] if later else []
+        rebuild.process(letters or [back(before, 100, "fleet")])
+        assert rebuild.results("totals") == {b"UA": {"n": 99, "sum": 5098}}
+        rebuild.process([back((after if later else [before])[0], 102, "fleet")])
+        assert rebuild.results("totals") == {b"UA": {"n": 99, "sum": 5098}}

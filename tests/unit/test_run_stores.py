@@ -125,7 +125,9 @@ def test_a_stage_that_is_added_to_a_flow_under_way_is_refused_though_its_first_b
     with faults.use(faults.Injector([] if finished else [faults.Fault.parse("manifest.error")])):
         with nullcontext() if finished else pytest.raises(Transient):
             runner(one_stage(), store).process(legs(0))
-    with pytest.raises(RunRefusedError, match=r"first ran without stage b .*--generation.*--accept stage-added"):
+    with pytest.raises(
+        RunRefusedError, match=r"first ran without stage b .*`headwater replay --redefine`.*--accept stage-added"
+    ):
         runner(flow(), store)
     accepted = MemoryRunner(flow(), bind(flow(), {}, store), accept=["stage-added"])
     accepted.process(legs(1))
