@@ -232,7 +232,7 @@ def write_mends(
     *,
     what: str,
     note: Callable[[], Any],
-    send: Callable[[Sequence[MendedSnapshot]], Any],
+    publish: Callable[[Sequence[MendedSnapshot]], Any],
 ) -> int:
     """Write mended states.
 
@@ -242,7 +242,7 @@ def write_mends(
         mends: The mended states.
         what: What is done, for the errors.
         note: Notes in the pointer who mends what, when and why.
-        send: Produces messages, and returns when all are acknowledged.
+        publish: Produces messages within the fault point `MEND`, and returns when all are acknowledged.
 
     Returns:
         Number of messages sent.
@@ -268,7 +268,7 @@ def write_mends(
         stage, states, ref=run.ref, epoch=run.epoch, published=manifest.published.get(stage.name)
     )
     if messages:
-        effect(MEND, lambda: send(messages))
+        publish(messages)
     effect(MEND, lambda: save_states(run, stage, states))
     run.save_everywhere(msgspec.structs.replace(manifest, batch=run.batch), MEND)
     return len(messages)

@@ -16,9 +16,10 @@ from aggregations.run.begin import look
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.mend import Mending, check_can_mend
+from aggregations.run.snapshots import MendedSnapshot
 from envelope import Histories, TopicPartition
 from jobs.mending import MENDS, Sides, apply_mends
-from persistence.commit.faults import NoFaults, use
+from persistence.commit.faults import MEND, NoFaults, effect, use
 from persistence.pointer import Pointer, load_pointer
 from persistence.protocol import FlowRef, Write
 from persistence.record import StateRecord, decode_record, encode_record
@@ -103,8 +104,11 @@ class Site:
                 found = Sides.of(run, folded.run, chosen, keys)
             mends = found.mends(run.batch)
             if apply and mends:
-                apply_mends(run, chosen, mends, why=why, send=self.outputs.extend)
+                apply_mends(run, chosen, mends, why=why, publish=self._publish)
             return {one.key: one.mending for one in mends}
+
+    def _publish(self, messages: Sequence[MendedSnapshot]) -> None:
+        effect(MEND, lambda: self.outputs.extend(messages))
 
     def fold(self, size: int = 7) -> MemoryRunner:
         """A fold of the whole log into stores of its own."""
