@@ -178,7 +178,9 @@ class MemoryRunner:
         Raises:
             RunRefusedError: Some records of the batch to be repeated are missing.
         """
-        ends = self.unfinished
+        if not (ends := self.unfinished):
+            yield found
+            return
         first = {at: one for at, one in found.items() if at[2] < ends.get(TopicPartition(at[0], at[1]), 0)}
         if (given := _ends_of(first)) != ends:
             missing = [f"{at.topic}:{at.partition} up to {end}" for at, end in ends.items() if given.get(at) != end]
@@ -186,8 +188,9 @@ class MemoryRunner:
                 f"flow {self.flow.name}: a crashed run may have passed on records of {', '.join(missing)}. Pass the whole "
                 "batch: in another batch, a filter over all partitions would pass on other records"
             )
-        rest = {at: one for at, one in found.items() if at not in first} if first else found
-        yield from [one for one in (first, rest) if one] or [found]
+        yield first
+        if rest := {at: one for at, one in found.items() if at not in first}:
+            yield rest
 
     def _commit(self, part: Flow[Any], found: _Records) -> Report:
         """Fold and commit the records of one part of the flow."""
