@@ -16,7 +16,7 @@ from aggregations.run.begin import look
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.mend import Mending, check_can_mend
-from aggregations.run.snapshots import MendedSnapshot
+from aggregations.run.snapshots import Latest, MendedSnapshot, read_snapshot
 from envelope import Histories, TopicPartition
 from jobs.mending import MENDS, Sides, apply_mends
 from persistence.commit.faults import MEND, NoFaults, effect, use
@@ -70,8 +70,10 @@ class Site:
             self.dead += run.dead_letters
         return run
 
-    def spoil(self, stage: str, key: bytes, histories: Histories | None = None, **changed: Any) -> None:
-        """Replace a state as an error would."""
+    def spoil(
+        self, stage: str, key: bytes, histories: Histories | None = None, *, fold: Any = None, **changed: Any
+    ) -> None:
+        """Replace a state, or fields of it, as an error would."""
         ref = FlowRef(self.flow.name, 1).stage(stage)
         with closing(open_store(self.urls[stage])) as store:
             stored = store.load(ref, [key]).get(key)
@@ -79,7 +81,7 @@ class Site:
                 record, version = StateRecord(self.flow.stage(stage).definition, {}, histories or Histories()), 0
             else:
                 record, version = decode_record(stored.value, ref, key), stored.version
-            state = {**(record.state or {}), **changed} if isinstance(record.state, dict | None) else record.state
+            state = {**(record.state or {}), **changed} if isinstance(record.state, dict | None) else fold
             new = msgspec.structs.replace(record, state=state, histories=histories or record.histories)
             epoch = store.installed_epoch(ref.flow_ref)
             store.save(ref, [Write(key, version, encode_record(new))], epoch=epoch, batch=1_000_000)
@@ -153,3 +155,14 @@ def same_as_its_log(site: Site, stages: Sequence[str]) -> None:
         for stage in stages:
             assert site.results(stage) == truth.results(stage)
             assert site.held(stage) == held(truth, stage)
+
+
+def seen_by_readers(outputs: Iterable[Any]) -> dict[bytes, Any]:
+    """The states that a reader of published states has in the end."""
+    latest = Latest()
+    for one in outputs:
+        if one.value is None:
+            latest.forget(one.key)
+        else:
+            latest.apply(one.key, read_snapshot(one.value))
+    return {key: one.state for key, one in latest}
