@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from jobs.cli.comparing import show_differences
 from jobs.cli.mending import KeysToMend, StageToMend, mend_keys
 from jobs.cli.options import (
     FOLDS,
@@ -32,17 +31,16 @@ from jobs.cli.options import (
     Work,
     filled,
 )
+from jobs.cli.replay_results import show_plan, show_pointer, show_rebuilt, show_swapped, shown
 from jobs.cli.run import SPARK, check_runner, check_spark, spark_ahead
 from jobs.cli.signals import Stopped, on_signals
 from jobs.environment import UsageError
-from jobs.screen import Bar, counted, emit, progress, say, table
+from jobs.screen import Bar, progress, say
 
 if TYPE_CHECKING:
     from aggregations.definition.flow import Flow
     from aggregations.report import Report
-    from jobs.replay import Differences, Replayed, ReplayPlan, Swapped
     from jobs.settings import FlowSettings
-    from persistence.pointer import Change, Pointer
 
 _PLAN: Final = "a plan"
 _KEYS: Final = "--key"
@@ -178,7 +176,7 @@ def replay(
         say(line)
     risks = accept or ()
     if mode == "--abandon":
-        _show_pointer(verbs.abandon(found, stores=chosen.stores, why=reason or "", take_over=take_over), json=json)
+        show_pointer(verbs.abandon(found, stores=chosen.stores, why=reason or "", take_over=take_over), json=json)
         return
     if drop is not None:
         pointer = verbs.drop(
@@ -189,7 +187,7 @@ def replay(
             accept=risks,
             take_over=take_over,
         )
-        _show_pointer(pointer, json=json)
+        show_pointer(pointer, json=json)
         return
     kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
     if mode == _KEYS:
@@ -212,7 +210,7 @@ def replay(
         pointer = verbs.rollback(
             found, kafka=kafka, stores=chosen.stores, why=reason or "", accept=risks, take_over=take_over
         )
-        _show_pointer(pointer, json=json)
+        show_pointer(pointer, json=json)
         return
     if mode == _PLAN:
         with progress(f"reading the states of {found.name}", unit="states") as bar:
@@ -228,7 +226,7 @@ def replay(
                 against=other,
                 progress=bar,
             )
-        _show_plan(plan, json=json)
+        show_plan(plan, json=json)
         return
     given: dict[str, Any] = {
         "kafka": kafka,
@@ -250,10 +248,10 @@ def replay(
         given |= {"progress": reports.batch, "planned": reports.plan, "stop": stop}
         if mode == "--apply":
             given |= {"redefine": redefine, "snapshot": snapshot, "outputs": _OUTPUTS.get(outputs or "")}
-            _show_rebuilt(verbs.rebuild(found, **given), json=json)
+            show_rebuilt(verbs.rebuild(found, **given), json=json)
         else:
-            _show_swapped(
-                verbs.swap(found, agreed=partial(_shown, json=json), sample=sample, against=other, **given), json=json
+            show_swapped(
+                verbs.swap(found, agreed=partial(shown, json=json), sample=sample, against=other, **given), json=json
             )
 
 
@@ -319,97 +317,3 @@ class _Reports:
     def batch(self, report: "Report") -> None:
         self._records += report.records
         self._bar(self._records, None)
-
-
-def _show_plan(plan: "ReplayPlan", *, json: bool) -> None:
-    if json:
-        emit(plan.as_json())
-        return
-    table(
-        ((one.topic, one.partition, one.start, one.end, one.records, one.deleted) for one in plan.ranges),
-        ["topic", "partition", "from", "to", "offsets", "deleted"],
-        left=["topic"],
-    )
-    table(plan.keys.items(), ["stage", f"states of generation {plan.live}"], left=["stage"])
-    for name in plan.redefined:
-        say(f"stage {name} has another definition than in generation {plan.live}")
-    if plan.seconds is not None and plan.rate is not None:
-        say(
-            f"at least {_duration(plan.seconds)}: to read {counted(plan.records, 'offset')} as fast as "
-            f"{counted(plan.rate.records, 'record')} were read just now, in {plan.rate.seconds:.1f} s, without folding them"
-        )
-    _show_changes(plan.pointer.changes)
-    if plan.differences is not None:
-        say(f"differences as of now: generation {plan.generation} is {counted(plan.records, 'offset')} behind")
-        _show_differences(plan.differences)
-    if plan.pointer.rebuild is not None and plan.pointer.rebuild.worker:
-        say(f"a process may be at work on the rebuild: {plan.pointer.rebuild.process}")
-    if plan.snapshot is not None:
-        say(f"the rebuild begins with the snapshot {plan.snapshot}")
-    continued = "continues the rebuild of" if plan.begun else "rebuilds"
-    say(f"generation {plan.live} is live; --apply {continued} generation {plan.generation}")
-
-
-def _show_rebuilt(done: "Replayed", *, json: bool) -> None:
-    if json:
-        emit(done.as_json())
-        return
-    say(f"{counted(done.report.records, 'record')} in {counted(done.report.batches, 'batch', 'batches')}")
-    if letters := done.report.reasons.total():
-        say(f"{counted(letters, 'dead letter')} held until the swap")
-    say(
-        f"generation {done.generation} is rebuilt; generation {done.live} is live, and "
-        + (f"{counted(done.behind, 'offset')} ahead" if done.behind else "not ahead")
-    )
-
-
-def _shown(differences: "Differences", *, json: bool) -> bool:
-    if not json:
-        _show_differences(differences)
-    return True
-
-
-def _show_swapped(done: "Swapped", *, json: bool) -> None:
-    if json:
-        emit(done.as_json())
-        return
-    say(
-        f"{counted(done.dead_letters, 'dead letter')}, {counted(done.outputs, 'held output')} and "
-        f"{counted(done.states, 'published state')} sent"
-    )
-    say(f"generation {done.live} is live; start the flow again. --rollback returns to generation {done.previous}")
-
-
-def _show_pointer(pointer: "Pointer", *, json: bool) -> None:
-    if json:
-        from msgspec import to_builtins
-
-        emit(to_builtins(pointer))
-        return
-    _show_changes(pointer.changes[-1:])
-    say(f"generation {pointer.live} is live")
-
-
-def _show_differences(differences: "Differences") -> None:
-    show_differences(differences.comparison, "old", "new")
-    if differences.uncompared:
-        say(
-            f"not compared, because the definition has changed: {', '.join(differences.uncompared)}. --against MODULE:FLOW "
-            "names the flow with the old definition"
-        )
-
-
-def _show_changes(changes: "Sequence[Change]") -> None:
-    for one in changes:
-        say(str(one))
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes // 60} h {minutes % 60} min"
-        if minutes >= 60
-        else f"{minutes} min {rest} s"
-        if minutes
-        else f"{rest} s"
-    )

@@ -1,14 +1,16 @@
 """What a rebuild sends when it becomes live: what it held, and the states that the flow publishes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from typing import Final
 
 from aggregations.definition.flow import Stage
+from aggregations.definition.sessions import SessionWindow, are_sessions, row_key
 from aggregations.definition.windows import Window
 from aggregations.engine.held import forget_letters, held_letters
+from aggregations.per_message.stage import KeyState
 from aggregations.run.border import removed_by_stage
 from aggregations.run.held_outputs import forget_outputs, held_outputs
 from aggregations.run.run import Run
@@ -100,18 +102,18 @@ def send_states(found: Generations, generation: int, before: int, kafka: KafkaSe
         count = 0
         for stage in stages:
             count += _send_stage(found, generation, stage, producer) if stage.snapshots else 0
-            for key in keys_removed(found, generation, before, stage):
-                for topic in stage.state_topics:
+            for topics, key in tombstones(found, generation, before, stage):
+                for topic in topics:
                     producer.send(topic, None, key)
         return count
 
     return effect(HELD, lambda: _sent(kafka, send)) if stages else 0
 
 
-def keys_removed(found: Generations, generation: int, before: int, stage: Stage) -> Iterator[bytes]:
-    """Keys of a stage of which a generation has no state, and the generation before has one.
+def tombstones(found: Generations, generation: int, before: int, stage: Stage) -> Iterator[tuple[Sequence[str], bytes]]:
+    """What a generation no longer publishes of a stage, and the generation before has.
 
-    A state that has left the store of the new generation, because it was due, is not missing.
+    A state, window or session that has left the store of the new generation, because it was due, is not missing.
 
     Args:
         found: The generations.
@@ -119,22 +121,42 @@ def keys_removed(found: Generations, generation: int, before: int, stage: Stage)
         before: The generation before.
         stage: The stage, as the new generation defines it.
 
+    Yields:
+        Topics, and the key of a message in them.
+
     Raises:
         Corrupt: A state cannot be read.
         StoreError: A store does not answer.
     """
-    old, new, store = found.ref(before).stage(stage.name), found.ref(generation).stage(stage.name), stage.name
-    kept = (name for name, manifest in found.manifests(before) if manifest and stage.name in manifest.kept)
-    states = found.run.stores[next(kept, store)].scan(old)
-    gone = removed_by_stage(Run(found.flow, found.ref(generation), found.run.stores, found.run.urls, 0, None))
+    old, new, name = found.ref(before).stage(stage.name), found.ref(generation).stage(stage.name), stage.name
+    kept = (store for store, manifest in found.manifests(before) if manifest and name in manifest.kept)
+    states = found.run.stores[next(kept, name)].scan(old)
+    run = Run(found.flow, found.ref(generation), found.run.stores, found.run.urls, 0, None)
+    gone = removed_by_stage(run).get(name)
     while page := dict(islice(states, _PAGE)):
-        now = states_in(found.run.stores[store].load(new, list(page)), new, stage, None)
+        now = states_in(found.run.stores[name].load(new, list(page)), new, stage, None)
         for key, stored in page.items():
-            if (state := now.get(key)) is not None and state.folded:
+            then, state = state_of(stored, old, key), now.get(key)
+            if not then.folded:
                 continue
-            left = _left(stage, old, key, stored, gone.get(stage.name))
-            if state_of(stored, old, key).folded and not left:
-                yield key
+            if stage.snapshots and not (state and state.folded) and not _left(stage, old, key, stored, gone):
+                yield stage.snapshots, key
+            if stage.final_snapshots:
+                still = _closing(stage, key, state) if state and state.folded else {}
+                for own, due in _closing(stage, key, then).items():
+                    if own not in still and (gone is None or due is None or due > gone):
+                        yield stage.final_snapshots, own
+
+
+def _closing(stage: Stage, key: bytes, state: KeyState) -> dict[bytes, int | None]:
+    """Key of the message that publishes each window or session of a state when it closes, and its due time.
+
+    The due time is None if the state was made with another kind of window.
+    """
+    window = stage.aggregate.window
+    if isinstance(window, SessionWindow) and are_sessions(state.fold):
+        return {row_key(window.key_of(key, start, end)): window.due(end) for start, end, _ in state.fold}
+    return {key: window.due(key) if isinstance(window, Window) and _is_of(window, key) else None}
 
 
 def _left(stage: Stage, ref: StageRef, key: bytes, stored: Stored, gone: int | None) -> bool:
@@ -143,14 +165,21 @@ def _left(stage: Stage, ref: StageRef, key: bytes, stored: Stored, gone: int | N
         return False
     window = stage.aggregate.window
     if isinstance(window, Window):
-        try:
-            window.split(key)
-        except ValueError:
+        if not _is_of(window, key):
             return False
     elif decode_record(stored.value, ref, key).definition != stage.definition:
         return False
     due = due_of(stage, ref, key, stored.value)
     return due is not None and due <= gone
+
+
+def _is_of(window: Window, key: bytes) -> bool:
+    """Whether a key is that of a state with windows."""
+    try:
+        window.split(key)
+    except ValueError:
+        return False
+    return True
 
 
 def _send_stage(found: Generations, generation: int, stage: Stage, producer: AcknowledgedProducer) -> int:

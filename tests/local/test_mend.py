@@ -1,6 +1,7 @@
 """Chosen keys are mended from a real topic."""
 
 import sqlite3
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -15,6 +16,7 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.definition.windows import tumbling
 from aggregations.errors import DefinitionChangedError, RunRefusedError
+from aggregations.local import run_local
 from aggregations.run.mend import Mending
 from aggregations.run.snapshots import Latest, read_snapshot
 from jobs.backup import snapshot
@@ -250,6 +252,22 @@ def test_what_cannot_be_mended_is_refused_and_nothing_is_written(world: World) -
     with pytest.raises(DefinitionChangedError, match="with the code that made them"):
         mended(world, fleet(world.topic, "messages"), "carrier", b"AA")
     assert (world.untimed(flow), world.manifest(flow)) == before
+
+
+def test_states_in_redis_are_mended_in_all_their_windows(
+    kafka: str, topic: Callable[..., str], tmp_path: Path, redis_url: str
+) -> None:
+    source = topic(partitions=2, name="legs")
+    flow = timed(source, topic(name="out"))
+    urls = {"aircraft": f"lmdb://{tmp_path}/states", "window": f"{redis_url}?prefix=mend-{uuid.uuid4().hex[:8]}"}
+    with closing(World(kafka, source, topic(name="dead"), tmp_path, urls=urls, runner=run_local)) as world:
+        world.send(at_times(legs(120)))
+        world.run(flow)
+        first, *_, last = sorted(key for key in world.views(flow, "window") if key.startswith(b"AA@"))
+        for key in (first, last):
+            tamper(world, flow, "window", key, legs=1_000)
+        assert mended(world, flow, "window", b"AA").mends == dict.fromkeys((first, last), Mending.CHANGED)
+        assert not audited(world, flow).drifted
 
 
 def test_a_topic_that_grows_has_to_be_read_first(world: World) -> None:

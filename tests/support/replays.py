@@ -197,7 +197,7 @@ class Land:
             self.run.close()
             self.run = None
         saved = snapshot(self.code[self.pointer().live], file, stores=self.urls, replace=True)
-        self.begins[saved.checksum] = saved.positions["legs"][0]
+        self.begins[saved.checksum] = saved.positions.get("legs", {}).get(0, 0)
 
     def rebuild(
         self,

@@ -11,6 +11,7 @@ import pytest
 from aggregations.definition.aggregates import count, total
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
+from aggregations.definition.sessions import session
 from aggregations.definition.windows import Window, tumbling
 from aggregations.run.binding import bind
 from aggregations.run.held_outputs import held_outputs
@@ -20,14 +21,16 @@ from envelope import TopicPartition
 from jobs.backup import snapshot
 from jobs.replaying.beginning import beginning_of, fill_from_snapshot
 from jobs.replaying.generations import Generations, begin_rebuild, generations_of
-from jobs.replaying.leaving import keys_removed
+from jobs.replaying.leaving import tombstones
 from persistence.commit.faults import use
 from tests.support.pure import bare, batch, fresh_store
 from tests.support.replays import Crash, CrashAt, author_of
-from tests.unit.test_windows import COUNT, SCREWS, at
+from tests.unit.test_windows import COUNT, MINUTE, NOW, SCREWS, at
 
 GONE = tumbling("5m", retention="0s")
-RECORDS = [at(n, minute) for n, minute in enumerate([0, 1, 6, 7, 12, 13, 3, 18, 24, 25])]
+MINUTES = [0, 1, 6, 7, 12, 13, 3, 18, 24, 25]
+RECORDS = [at(n, minute) for n, minute in enumerate(MINUTES)]
+RECORDS_AT = [NOW + minute * MINUTE for minute in MINUTES]
 
 
 def closing_flow(window: Window = GONE, **fields: Any) -> Flow[Any]:
@@ -104,7 +107,7 @@ def test_one_that_dies_at_any_effect_holds_each_of_them(*, applied: bool) -> Non
 
 def keys(flow: Flow[Any], urls: dict[str, str], stage: str) -> set[bytes]:
     with generations_of(flow, urls) as found:
-        return {*keys_removed(found, 2, 1, flow.stage(stage))}
+        return {key for _, key in tombstones(found, 2, 1, flow.stage(stage))}
 
 
 def test_keys_that_only_the_old_generation_has_are_found() -> None:
@@ -168,3 +171,21 @@ def test_windows_in_the_snapshot_of_a_rebuild_are_published_again_under_its_gene
             oracle.process(RECORDS)
             assert told(held(found)) == told([read_snapshot(one.value) for one in oracle.outputs])
         assert {one.generation for one in held(found)} == {2}
+
+
+def test_sessions_that_the_rebuild_does_not_have_are_found_by_their_own_keys() -> None:
+    source = Flow("fastening").source(SCREWS)
+    old = source.aggregate("screw", "screw", COUNT, window=session("2m")).publish_states("final", on="close")
+    new = source.filter(pl.col("at") != RECORDS_AT[5]).aggregate("screw", "screw", COUNT, window=session("2m"))
+    new = new.publish_states("changes").publish_states("final", on="close")
+    urls = bind(old, {}, fresh_store())
+    with closing(MemoryRunner(old, urls, ends={})) as live:
+        live.process(RECORDS)
+        before = {*live.results("screw")}
+    with rebuilding(new, urls) as (found, run):
+        run.process(RECORDS)
+        after = {*run.results("screw")}
+        assert {one.key for one in held_outputs(found.stores[0], found.ref(2))} < after
+        stage, removed = new.stage("screw"), before - after
+        assert {*tombstones(found, 2, 1, stage)} == {(("final",), key) for key in removed}
+    assert [key[-42:] for key in removed] == [b"@2025-11-24T16:12:00Z/2025-11-24T16:13:00Z"]
