@@ -16,6 +16,7 @@ from aggregations.errors import RunRefusedError
 from aggregations.run.memory import MemoryRunner
 from envelope import TopicPartition
 from envelope.filters import EventIdFilter, deduplicate, deduplicate_by_key, from_value
+from jobs.refolding.turns import spanned
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from tests.support.letters import runner, url
@@ -101,3 +102,9 @@ def test_a_flow_without_such_a_filter_repeats_no_batch() -> None:
     with closing(runner(flow, store)) as again:
         assert isinstance(again, MemoryRunner)
         assert again.unfinished == {}
+
+
+def test_the_states_from_such_a_filter_on_depend_on_the_batches_and_are_left_out_of_an_audit() -> None:
+    behind = Flow("f").source(ORDERS).deduplicate(deduplicate_by_key(MINUTE), name="own").deduplicate(RULES[0])
+    assert list(spanned(behind.aggregate("k", "k", Fields(n=count())))) == ["deduplicate", "k"]
+    assert not spanned(Flow("f").source(ORDERS).deduplicate(deduplicate_by_key(MINUTE)).publish("out"))
