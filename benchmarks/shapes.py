@@ -44,6 +44,7 @@ from envelope.filters import (
     Scope,
     SequenceFilter,
     TimeWindows,
+    deduplicate,
     deduplicate_by_key_value,
     distinct,
     from_envelope,
@@ -64,6 +65,7 @@ FILTERS = {
     "event id filter": EventIdFilter(from_envelope("event_id"), horizon=HOUR, limit=20_000),
     "event ids in headers": EventIdFilter(from_header("ce_id"), horizon=HOUR, limit=20_000),
     "interval filter": deduplicate_by_key_value(from_envelope("event_id"), timedelta(seconds=2)),
+    "over all partitions": deduplicate(from_envelope("event_id"), timedelta(seconds=2)),
     # Each event has a window of its own, so that all of them are passed on; a partition has 20,000 open windows.
     "distinct": distinct(
         TimeWindows(timedelta(milliseconds=1), grace=timedelta(milliseconds=20_000 * PARTITIONS)), time=NUMBERS

@@ -28,6 +28,7 @@ from jobs.refolding.workspace import workspace
 from jobs.replaying.author import Author
 from jobs.replaying.generations import Generations
 from jobs.table.view import key_as_text
+from persistence.commit.faults import MEND, effect
 from persistence.kafka import AcknowledgedProducer, KafkaSettings
 from persistence.protocol import Stored
 
@@ -166,7 +167,9 @@ def mend(
         mends = found.mends(run.batch)
         published = 0
         if apply and mends:
-            published = apply_mends(run, chosen, mends, why=why, send=lambda messages: _send(kafka, messages))
+            published = apply_mends(
+                run, chosen, mends, why=why, publish=lambda messages: effect(MEND, lambda: _send(kafka, messages))
+            )
     return Mended(
         flow.name,
         run.ref.generation,
@@ -202,7 +205,7 @@ def _turns(reader: Reader, journal: str | None, run: Run, stage: Stage, history:
 
 
 def apply_mends(
-    run: Run, stage: Stage, mends: Sequence[Mend], *, why: str, send: Callable[[Sequence[MendedSnapshot]], Any]
+    run: Run, stage: Stage, mends: Sequence[Mend], *, why: str, publish: Callable[[Sequence[MendedSnapshot]], Any]
 ) -> int:
     """Write mended states, with a note in the pointer; see `write_mends`.
 
@@ -211,7 +214,7 @@ def apply_mends(
         stage: The stage.
         mends: The mended states.
         why: The reason, for the audit.
-        send: Produces messages, and returns when all are acknowledged.
+        publish: Produces messages within the fault point `MEND`, and returns when all are acknowledged.
 
     Returns:
         Number of messages sent.
@@ -222,7 +225,7 @@ def apply_mends(
         mends,
         what=MENDS,
         note=lambda: _note(Generations(run.flow, run), stage.name, mends, why),
-        send=send,
+        publish=publish,
     )
 
 

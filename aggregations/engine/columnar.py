@@ -20,6 +20,7 @@ from aggregations.definition.emit import Emit
 from aggregations.definition.expressions import Expression, columns_of, expression
 from aggregations.definition.flow import END_OF_FLOW, Stage, Step
 from aggregations.definition.inputs import merged_schema, siblings_of
+from aggregations.definition.judging import Scopes
 from aggregations.definition.paths import calls_fold, expressions_of, is_vectorised
 from aggregations.engine.columnar_judging import columnar_fold
 from aggregations.engine.columnar_read import read_topics
@@ -337,6 +338,8 @@ def _further(job: Job, stage: Stage, frame: pl.DataFrame) -> list[str]:
 
 def _keys(stepped: Stepped, of: Expression | Callable[[Element[Any]], Any]) -> pl.Series:
     """Canonical bytes of the stage's key of every row; rows without one are rejected."""
+    if isinstance(of, Scopes) and stepped.values is None and (scopes := of.of_columns(stepped.frame)) is not None:
+        return scopes.alias(STAGE_KEY)
     if not isinstance(of, str | pl.Expr) or stepped.values is not None:
         keys = stepped.succeeded([stage_key(one) for one in stepped.each(of)])
         return pl.Series(STAGE_KEY, keys, dtype=pl.Binary)

@@ -61,11 +61,13 @@ class Mend:
         key: Key of the state.
         mending: What is done to it.
         state: The mended state, with the version of the live one.
+        before: The live state, without sessions that have left; empty if the store had none.
     """
 
     key: bytes
     mending: Mending
     state: KeyState
+    before: KeyState
 
 
 def chosen_states(store: StateStore, ref: StageRef, stage: Stage, keys: Collection[bytes]) -> dict[bytes, Stored]:
@@ -133,16 +135,17 @@ def _mend(
     if histories.lanes and not new.folded:  # all that it has are discarded dead letters
         fold = stage.aggregate.zero()
         differs = not old.folded or old.fold != fold
-    if fold is not None and stage.aggregate.sessions is not None:
-        fold = remaining(fold, gone)
+    if stage.aggregate.sessions is not None:
+        fold = None if fold is None else remaining(fold, gone)
+        old = replace(old, fold=None if old.fold is None else remaining(old.fold, gone))
     state = KeyState(fold, histories, old.version, new.time_us, latest(old.hole_us, new.hole_us))
     if not differs and old.folded == state.folded and _held(old.histories) == _held(histories):
         return None
     if live is None:
-        return Mend(key, Mending.PUT_BACK, state)
+        return Mend(key, Mending.PUT_BACK, state, old)
     if not histories.lanes and not histories.holes:
-        return Mend(key, Mending.EMPTIED, state)
-    return Mend(key, Mending.CHANGED if differs else Mending.POSITIONS, state)
+        return Mend(key, Mending.EMPTIED, state, old)
+    return Mend(key, Mending.CHANGED if differs else Mending.POSITIONS, state, old)
 
 
 def _due(stage: Stage, key: bytes, state: KeyState) -> int | None:
@@ -232,7 +235,7 @@ def write_mends(
     *,
     what: str,
     note: Callable[[], Any],
-    send: Callable[[Sequence[MendedSnapshot]], Any],
+    publish: Callable[[Sequence[MendedSnapshot]], Any],
 ) -> int:
     """Write mended states.
 
@@ -242,7 +245,7 @@ def write_mends(
         mends: The mended states.
         what: What is done, for the errors.
         note: Notes in the pointer who mends what, when and why.
-        send: Produces messages, and returns when all are acknowledged.
+        publish: Produces messages within the fault point `MEND`, and returns when all are acknowledged.
 
     Returns:
         Number of messages sent.
@@ -264,11 +267,12 @@ def write_mends(
     run.save_everywhere(manifest, MEND, commits=False)
     run.advanced(manifest)
     states = {one.key: one.state for one in mends}
+    before = {one.key: one.before for one in mends}
     messages = mended_snapshots_of(
-        stage, states, ref=run.ref, epoch=run.epoch, published=manifest.published.get(stage.name)
+        stage, states, before, ref=run.ref, epoch=run.epoch, published=manifest.published.get(stage.name)
     )
     if messages:
-        effect(MEND, lambda: send(messages))
+        publish(messages)
     effect(MEND, lambda: save_states(run, stage, states))
     run.save_everywhere(msgspec.structs.replace(manifest, batch=run.batch), MEND)
     return len(messages)

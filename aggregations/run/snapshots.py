@@ -6,6 +6,7 @@ only if it is newer.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -100,7 +101,13 @@ class MendedSnapshot(NamedTuple):
 
 
 def mended_snapshots_of(
-    stage: Stage, states: Mapping[bytes, KeyState], *, ref: FlowRef, epoch: int, published: int | None
+    stage: Stage,
+    states: Mapping[bytes, KeyState],
+    before: Mapping[bytes, KeyState],
+    *,
+    ref: FlowRef,
+    epoch: int,
+    published: int | None,
 ) -> list[MendedSnapshot]:
     """The messages that publish mended states, in order.
 
@@ -109,20 +116,42 @@ def mended_snapshots_of(
     Args:
         stage: The stage.
         states: Its states with the versions that were loaded; they are about to be written.
+        before: The states that they replace, without sessions that have left the store.
         ref: The flow's name and generation.
         epoch: Epoch of the mend.
         published: Due time up to which windows that have closed are published; see `Manifest.published`.
     """
-    window, closed = stage.aggregate.window, dict[bytes, KeyState]()
-    if published is not None and isinstance(window, Window):
-        closed = {key: state for key, state in states.items() if window.due(key) <= published}
-    found = []
-    for topics, mine in ((stage.snapshots, states), (stage.final_snapshots, closed)):
-        anew = [key for key, state in mine.items() if not (state.version and state.folded)]
-        found += [MendedSnapshot(topic, key, None) for key in anew for topic in topics]
-        snapshots = _messages(stage, topics, mine, ref, epoch, attempt=1, written=1)
-        found += [MendedSnapshot(one.topic, one.key or b"", one.value) for one in snapshots]
+    found: list[MendedSnapshot] = []
+    for key, state in states.items():
+        if stage.snapshots:
+            new = snapshots_of(stage, {key: state}, ref=ref, epoch=epoch, attempt=1)
+            gone = [] if state.version and new else [(topic, key) for topic in stage.snapshots]
+            found += _mended(gone, new)
+        if stage.final_snapshots and published is not None:
+            written = replace(state, version=state.version + 1)
+            new, old = (
+                final_snapshots_of(stage, _closed(stage, key, one, published), ref=ref, epoch=epoch)
+                for one in (written, before.get(key, KeyState()))
+            )
+            kept = {(one.topic, one.key) for one in new} if state.version else set()
+            gone = [(one.topic, one.key or b"") for one in (*old, *new) if (one.topic, one.key) not in kept]
+            found += _mended(gone, new)
     return found
+
+
+def _closed(stage: Stage, key: bytes, state: KeyState, published: int) -> dict[bytes, KeyState]:
+    """What is published of a state in a stage that publishes its windows when they close, by its key."""
+    window = stage.aggregate.window
+    if isinstance(window, Window):
+        return {key: state} if window.due(key) <= published else {}
+    closed = [] if window is None else window.due_between(state.fold or [], None, published)
+    return {key: replace(state, fold=closed)} if closed else {}
+
+
+def _mended(gone: Iterable[tuple[str, bytes]], new: Iterable[OutputMessage]) -> Iterator[MendedSnapshot]:
+    """Tombstones by topic and key, then snapshots."""
+    yield from (MendedSnapshot(topic, key, None) for topic, key in gone)
+    yield from (MendedSnapshot(one.topic, one.key or b"", one.value) for one in new)
 
 
 def _messages(

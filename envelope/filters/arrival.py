@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from json.encoder import encode_basestring_ascii
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from envelope.codec import decode
@@ -163,8 +164,11 @@ def place_of(arrival: Any) -> str:
 
 def shard_of(identity: Any, shards: int) -> bytes:
     """Key of the state for an id, if ids are spread over a fixed number of states."""
-    number = zlib.crc32(json.dumps(identity, default=repr, separators=(",", ":")).encode())
-    return f"{number % shards}/{shards}".encode()
+    if type(identity) is str:
+        text = encode_basestring_ascii(identity)  # what `json.dumps` returns, in a fifth of the time
+    else:
+        text = json.dumps(identity, default=repr, separators=(",", ":"))
+    return b"%d/%d" % (zlib.crc32(text.encode()) % shards, shards)
 
 
 def extracted(extractor: Extractor, arrival: Any, what: str) -> Any:

@@ -136,11 +136,12 @@ def recorded(flow: Flow[Any], live: Manifest, begun: Manifest | None, reader: Re
 
     Raises:
         RunRefusedError: The beginning is unknown or not in the log, a topic was created again, the live states end
-            beyond the log or before the beginning, or they continue those of an earlier definition.
+            beyond the log or before the beginning, or they continue those of an earlier definition or generation.
         BrokerError: Kafka does not answer, or refuses a request.
     """
     if begun is None:
         _check_definitions(flow, live)
+        _check_generation(flow, live)
     first: Offsets = {}
     end: Offsets = {}
     for topic in flow.topics:
@@ -192,6 +193,15 @@ def _check_same(flow: Flow[Any], topic: str, log: Log, live: Manifest, begun: Ma
         raise RunRefusedError(
             f"flow {flow.name}: topic {topic} was created again, and the states contain events of the former one. Begin with "
             "a snapshot that was made since (--snapshot FILE)"
+        )
+
+
+def _check_generation(flow: Flow[Any], live: Manifest) -> None:
+    """Check that no dead letter of another generation was redriven into the states."""
+    if live.rebuilt is not None and live.rebuilt.continues:
+        raise RunRefusedError(
+            f"flow {flow.name}: the generation began with a snapshot of generation {live.rebuilt.continues[0]}, whose dead "
+            "letters count as its own. Begin with a snapshot that was made since (--snapshot FILE)"
         )
 
 

@@ -27,7 +27,6 @@ from jobs.environment import UsageError
 from jobs.refolding.audit import audit
 from jobs.refolding.ordered import OrderedCopy
 from jobs.refolding.rehearse import rehearse
-from jobs.replay import rebuild, swap
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from tests.messages import Leg
@@ -390,25 +389,3 @@ def test_a_flow_without_a_stage_has_no_states_to_audit(world: World) -> None:
     flow = relay(world.topic, "out")
     with pytest.raises(RunRefusedError, match="no stage"):
         audit(flow, kafka=world.settings, stores=world.stores(flow))
-
-
-def test_the_live_generation_is_audited_after_a_swap_and_the_former_one_by_its_number(
-    world: World, tmp_path: Path
-) -> None:
-    history(world)
-    flow, file = fleet(world.topic), tmp_path / "fleet.snapshot"
-    world.run(flow)
-    options: dict[str, Any] = {"kafka": world.settings, "stores": world.stores(flow), "dead_letters": world.dead}
-    rebuild(flow, why="audit", **options)
-    swap(flow, why="audit", work=tmp_path / "swap", **options)
-    world.send(republished(legs(230), range(190, 230)))
-    world.run(flow)
-    found = audited(world, flow)
-    assert (found.generation, found.drifted) == (2, False)
-    former = audited(world, flow, generation=1)
-    assert (former.generation, former.drifted, former.folded.records) == (1, False, found.folded.records - 40)
-    snapshot(flow, file, stores=world.stores(flow))
-    world.send(republished(legs(240), range(220, 240)))
-    world.run(flow)
-    since = audited(world, flow, snapshot=file)
-    assert (since.generation, since.drifted, since.folded.records) == (2, False, 20)

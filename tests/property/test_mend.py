@@ -56,7 +56,7 @@ def mend_all(live: MemoryRunner, truth: MemoryRunner, stage: str) -> dict[bytes,
     with closing(look(live.flow, live.run.urls)) as run:
         check_can_mend(run, MENDS)
         mends = Sides.of(run, truth.run, chosen, keys).mends(run.batch)
-        apply_mends(run, chosen, mends, why="", send=lambda _: None)
+        apply_mends(run, chosen, mends, why="", publish=lambda _: None)
     return {one.key: one.mending.value for one in mends}
 
 

@@ -16,9 +16,10 @@ from aggregations.run.begin import look
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.mend import Mending, check_can_mend
+from aggregations.run.snapshots import Latest, MendedSnapshot, read_snapshot
 from envelope import Histories, TopicPartition
 from jobs.mending import MENDS, Sides, apply_mends
-from persistence.commit.faults import NoFaults, use
+from persistence.commit.faults import MEND, NoFaults, effect, use
 from persistence.pointer import Pointer, load_pointer
 from persistence.protocol import FlowRef, Write
 from persistence.record import StateRecord, decode_record, encode_record
@@ -69,8 +70,10 @@ class Site:
             self.dead += run.dead_letters
         return run
 
-    def spoil(self, stage: str, key: bytes, histories: Histories | None = None, **changed: Any) -> None:
-        """Replace a state as an error would."""
+    def spoil(
+        self, stage: str, key: bytes, histories: Histories | None = None, *, fold: Any = None, **changed: Any
+    ) -> None:
+        """Replace a state, or fields of it, as an error would."""
         ref = FlowRef(self.flow.name, 1).stage(stage)
         with closing(open_store(self.urls[stage])) as store:
             stored = store.load(ref, [key]).get(key)
@@ -78,7 +81,7 @@ class Site:
                 record, version = StateRecord(self.flow.stage(stage).definition, {}, histories or Histories()), 0
             else:
                 record, version = decode_record(stored.value, ref, key), stored.version
-            state = {**(record.state or {}), **changed} if isinstance(record.state, dict | None) else record.state
+            state = {**(record.state or {}), **changed} if isinstance(record.state, dict | None) else fold
             new = msgspec.structs.replace(record, state=state, histories=histories or record.histories)
             epoch = store.installed_epoch(ref.flow_ref)
             store.save(ref, [Write(key, version, encode_record(new))], epoch=epoch, batch=1_000_000)
@@ -103,8 +106,11 @@ class Site:
                 found = Sides.of(run, folded.run, chosen, keys)
             mends = found.mends(run.batch)
             if apply and mends:
-                apply_mends(run, chosen, mends, why=why, send=self.outputs.extend)
+                apply_mends(run, chosen, mends, why=why, publish=self._publish)
             return {one.key: one.mending for one in mends}
+
+    def _publish(self, messages: Sequence[MendedSnapshot]) -> None:
+        effect(MEND, lambda: self.outputs.extend(messages))
 
     def fold(self, size: int = 7) -> MemoryRunner:
         """A fold of the whole log into stores of its own."""
@@ -149,3 +155,14 @@ def same_as_its_log(site: Site, stages: Sequence[str]) -> None:
         for stage in stages:
             assert site.results(stage) == truth.results(stage)
             assert site.held(stage) == held(truth, stage)
+
+
+def seen_by_readers(outputs: Iterable[Any]) -> dict[bytes, Any]:
+    """The states that a reader of published states has in the end."""
+    latest = Latest()
+    for one in outputs:
+        if one.value is None:
+            latest.forget(one.key)
+        else:
+            latest.apply(one.key, read_snapshot(one.value))
+    return {key: one.state for key, one in latest}

@@ -369,7 +369,7 @@ def test_a_schema_is_printed_for_a_person_to_run_and_as_json(
     assert run(monkeypatch, "schema", "print", url, "--json") == 0
     statements = json.loads(capsys.readouterr().out)["statements"]
     assert shown == "\n\n".join(f"{statement};" for statement in statements) + "\n"
-    assert [line.split("(")[0].split()[5] for line in statements] == ["fleet", "fleet.flow", "fleet.state"]
+    assert [line.split("(")[0].split()[5] for line in statements] == ["fleet", "fleet.flow", "fleet.state", "fleet.due"]
     assert "'paris': 3, 'oslo': 2" in statements[0]
 
 

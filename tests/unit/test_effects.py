@@ -80,6 +80,8 @@ class Module(ast.NodeVisitor):
         if isinstance(node.func, ast.Name) and node.func.id in GUARDS:
             self._guarded = True
             self.points += [ast.unparse(node.args[0])] if node.func.id == "effect" else []
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "save_everywhere":
+            self.points += map(ast.unparse, node.args[1:])
         for part in [*node.args, *node.keywords]:
             self.visit(part)
         self._guarded = before

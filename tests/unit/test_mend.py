@@ -18,10 +18,10 @@ from aggregations.errors import RunRefusedError
 from aggregations.run.begin import begin
 from aggregations.run.discard import fill_holes
 from aggregations.run.mend import Mending
-from aggregations.run.snapshots import read_snapshot
+from aggregations.run.snapshots import MendedSnapshot, read_snapshot
 from persistence.commit.faults import use
 from tests.support.both import redriven_record
-from tests.support.mends import Site, same_as_its_log
+from tests.support.mends import Site, same_as_its_log, seen_by_readers
 from tests.support.pure import FLEET, bare, batch, chained, fleet, hop, leg, wrapped
 from tests.support.replays import Crash, CrashAt
 
@@ -249,6 +249,35 @@ def test_a_key_means_all_its_windows(tmp_path: Path) -> None:
     both = mine.keys() & visits.keys()  # a session leaves when its key is written after its time
     assert len(both) > 10
     assert {key: mine[key] for key in both} == {key: visits[key] for key in both}
+
+
+def test_closed_sessions_that_were_published_are_published_as_they_are_after_a_mend(tmp_path: Path) -> None:
+    fold = Fields(n=count(), m=total("minutes"))
+    source = Flow("timed").source(bare(time=pl.col("minutes") * 60_000))
+    flow = source.aggregate("visit", "tail", fold, window=session("2m", retention="1d")).publish_states(
+        "out", on="close"
+    )
+    site = Site(flow, tmp_path)
+    site.run(minutes(1, 60))
+    right, seen = site.results("visit"), seen_by_readers(site.outputs)
+    closed = [key for key in sorted(seen) if key.startswith(b"N1")]
+    assert len(closed) > 5
+    assert seen == {key: right[key] for key in seen}
+    with closing(site.runner()) as run:
+        state = run.states("visit")[b"N1"].fold
+    merged = [[state[0][0], state[1][1], {"n": 9, "m": 9}], *state[2:]]  # as if two sessions were one
+    site.spoil("visit", b"N1", fold=merged)
+    wrong, *rest = sorted(key for key in site.results("visit") if key.startswith(b"N1"))
+    site.outputs.append(MendedSnapshot("out", wrong, site.outputs[0].value))  # a reader has seen it
+    site.outputs += [MendedSnapshot("out", key, None) for key in closed[:2]]
+    assert seen_by_readers(site.outputs).keys() != seen.keys()
+    site.mend("visit", b"N1")
+    assert site.results("visit") == right
+    assert seen_by_readers(site.outputs) == seen
+    assert set(rest) < right.keys()
+    site.lose("visit", b"N1")
+    site.mend("visit", b"N1")
+    assert seen_by_readers(site.outputs) == seen
 
 
 def test_states_that_cannot_be_mended_are_refused(site: Site) -> None:

@@ -10,11 +10,10 @@ import pytest
 from aggregations.per_message.stage import KeyState
 from aggregations.run import mend
 from aggregations.run.mend import Mending
-from aggregations.run.snapshots import Latest, read_snapshot
 from envelope import Histories
 from persistence.commit.faults import use
 from persistence.errors import Fenced
-from tests.support.mends import Site, same_as_its_log
+from tests.support.mends import Site, same_as_its_log, seen_by_readers
 from tests.support.pure import batch, fleet, leg
 from tests.support.replays import CrashAt, dies
 from tests.unit.test_mend import again, chains, enveloped, publishing
@@ -81,21 +80,11 @@ def watched(directory: Path) -> Site:
     return site
 
 
-def seen_by_readers(site: Site) -> dict[bytes, Any]:
-    latest = Latest()
-    for one in site.outputs:
-        if one.value is None:
-            latest.forget(one.key)
-        else:
-            latest.apply(one.key, read_snapshot(one.value))
-    return {key: one.state for key, one in latest}
-
-
 @pytest.mark.parametrize("applied", [False, True])
 def test_readers_of_published_states_see_the_mended_ones_wherever_the_mend_died(tmp_path: Path, applied: bool) -> None:
     for site in dead(watched, (b"N1", b"N2", b"N9"), tmp_path, applied=applied):
         site.mend("aircraft", b"N1", b"N2", b"N9")
-        assert seen_by_readers(site) == site.results("aircraft")
+        assert seen_by_readers(site.outputs) == site.results("aircraft")
 
 
 def test_what_was_frozen_before_a_mend_writes_nothing_afterwards(tmp_path: Path) -> None:
@@ -133,9 +122,9 @@ def test_a_mend_with_other_positions_is_found(
 def test_a_mend_that_writes_before_it_publishes_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = mend.mended_snapshots_of
 
-    def later(stage: Any, states: dict[bytes, KeyState], **given: Any) -> Any:
+    def later(stage: Any, states: dict[bytes, KeyState], before: Any, **given: Any) -> Any:
         mend.save_states(run_of[0], stage, states)
-        return made(stage, states, **given)
+        return made(stage, states, before, **given)
 
     run_of: list[Any] = []
     check = mend.check_can_mend

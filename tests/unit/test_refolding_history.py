@@ -11,7 +11,7 @@ from jobs.environment import UsageError
 from jobs.explaining.log import Log
 from jobs.refolding.history import History, chosen, recorded
 from persistence.kafka import TopicMissing
-from persistence.manifest import Manifest, Progress
+from persistence.manifest import Manifest, Progress, Rebuilt
 from tests.support.pure import FLEET, bare, fleet
 from tests.unit.test_lookups import by_category
 
@@ -76,6 +76,12 @@ def test_the_history_of_live_states_goes_from_the_start_to_where_they_end() -> N
     [
         (live(40), None, {"legs": {0: (3, 90)}}, "began at the beginning of the log, but the records before 3"),
         (live(40, starting_offsets={"legs": {0: 2}}), None, {"legs": {0: (3, 90)}}, "the flow began at 2"),
+        (
+            live(40, rebuilt=Rebuilt(1, 0, "ann", "", continues=(1,))),
+            None,
+            {},
+            "began with a snapshot of generation 1, .* made since",
+        ),
         (live(40), live(2), {"legs": {0: (3, 90)}}, "the snapshot ends at 2, .* later snapshot"),
         (live(40), live(41), {"legs": {0: (0, 90)}}, "the snapshot ends at 41, after the live states, at 40"),
         (live(40), None, {"legs": {0: (0, 39)}}, "folded up to 40, but its log ends at 39"),
