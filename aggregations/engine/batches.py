@@ -28,6 +28,7 @@ from aggregations.run.closing import with_closing
 from aggregations.run.final import FinalSnapshots
 from aggregations.run.held_outputs import hold_outputs
 from aggregations.run.incarnations import merge_incarnations
+from aggregations.run.live import check_newest
 from aggregations.run.retire import Retirement
 from aggregations.run.turns import begin_batch
 from envelope import TopicPartition
@@ -291,6 +292,7 @@ class Batches:
                 self._retirement.learn(self._run.buckets())
             for topic, watch in self._watches.items():
                 watch.look(partition for name, partition in read if name == topic)
+            check_newest(self._run)
             self._run.check_progress()
             self._run.note_growth()
             job = self._job(tasks, attempt, excluded, doubt)

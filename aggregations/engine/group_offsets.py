@@ -3,12 +3,14 @@
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 
+from aggregations.run.live import check_newest
 from aggregations.run.run import Run
 from envelope import TopicPartition
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
-from persistence.errors import StoreError
+from persistence.errors import StoreError, Transient
 from persistence.kafka import BrokerError, Topics
 
 OFFSETS_SECONDS = 30.0
@@ -50,8 +52,14 @@ class GroupOffsets:
         self.write({place: offset for place, offset in self._run.start.items() if place.topic in self._run.sources})
 
     def repeat(self, began: float) -> None:
-        """Write them again if nothing was written for `OFFSETS_SECONDS`, counted from `began` at the earliest."""
+        """Write them again if nothing was written for `OFFSETS_SECONDS`, counted from `began` at the earliest.
+
+        Raises:
+            Fenced: A newer run has begun.
+        """
         if time.monotonic() - max(self.written_at, began) >= OFFSETS_SECONDS:
+            with suppress(Transient):
+                check_newest(self._run)
             self.write_reached()
 
     def _write(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:

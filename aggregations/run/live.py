@@ -7,6 +7,7 @@ from typing import Any
 from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
 from aggregations.run.run import Run
+from persistence.errors import Fenced
 from persistence.names import FlowRef, check_generation
 from persistence.pointer import Pointer, change_pointer, copy_pointer, load_pointer
 from persistence.protocol import StateStore
@@ -64,6 +65,18 @@ def check_live(run: Run, *, rebuilds: bool = False) -> None:
         return
     if why := _refusal(pointer, generation):
         raise RunRefusedError(f"{run.ref}: {why}")
+
+
+def check_newest(run: Run) -> None:
+    """Check that no newer run, and no command, has fenced a run, before it sends what would be of no use.
+
+    Raises:
+        Fenced: One has.
+        StoreError: The store does not answer.
+    """
+    newest = run.stores[run.flow.stage_names[0]].installed_epoch(run.ref)
+    if newest > run.epoch:
+        raise Fenced.by(run.ref, run.epoch, newest)
 
 
 def settle_pointer(run: Run) -> None:

@@ -1,5 +1,6 @@
 """A generation is rebuilt from a real topic while the live one goes on, and the two are swapped."""
 
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from aggregations.definition.aggregates import count, total
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.engine import group_offsets
+from aggregations.engine.group_offsets import GroupOffsets
 from aggregations.engine.held import HELD
 from aggregations.errors import DefinitionChangedError, RunRefusedError
 from jobs.dead_letters.redrive import redrive
@@ -31,6 +34,7 @@ from tests.support.world import Sent, World, alone, legs, republished
 
 pytestmark = [pytest.mark.integration]
 
+REPEAT = GroupOffsets.repeat
 DEAD = [alone(Leg(tail="N1", carrier="AA", minutes=-1)), alone(Leg(tail="N2", carrier="UA", minutes=-2))]
 
 
@@ -276,3 +280,37 @@ def test_a_store_that_does_not_keep_keys_in_order(site: Site, redis_url: str) ->
         assert {stage: one.same for stage, one in found.comparison.stages.items()} == {"aircraft": 8, "carrier": 3}
         assert found.comparison.differences == 0
     assert pointer_of(flow, world.stores(flow)).live == 2
+
+
+def test_an_idle_run_that_a_swap_has_fenced_sends_nothing_and_ends(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = site.world
+    world.send(republished(legs(40)))
+    world.run(site.old)
+    site.rebuild(site.old)
+    before = site.outputs()
+
+    def fenced(act: Callable[[], object]) -> None:
+        """A run that has nothing to read is fenced by a swap; then something happens, and it ends."""
+        idle, ended = threading.Event(), list[BaseException]()
+        monkeypatch.setattr(GroupOffsets, "repeat", lambda *given: (idle.set(), REPEAT(*given)))
+
+        def run() -> None:
+            try:
+                world.run(site.old, until_caught_up=False, trigger_seconds=0.1)
+            except BaseException as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        assert idle.wait(30)
+        site.swap(site.old)
+        act()
+        thread.join(30)
+        assert [type(one) for one in ended] == [Fenced]
+
+    fenced(lambda: world.send(republished(legs(60), range(40, 60))))
+    assert site.outputs() == before
+    site.rebuild(site.old)
+    fenced(lambda: monkeypatch.setattr(group_offsets, "OFFSETS_SECONDS", 0.0))
+    world.run(site.old)
+    world.check(site.old)
