@@ -1,12 +1,14 @@
 """The short way of a republisher gives what the long one gives, or nothing."""
 
-from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE, KafkaError
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregations.definition.element import Record
 from envelope import Envelope, EnvelopeError, Hop, encode
 from envelope.hops import HopWriter
 from jobs.republish import InputRecord, InputTopics, JsonPayload, Processor, Wrapping, identity
+from tests.simulation.life import SimulatedMessage
 
 hops = st.builds(
     Hop,
@@ -36,43 +38,20 @@ def long_way(processor: Processor, record: InputRecord, writer: HopWriter) -> by
     return out.value
 
 
-class Delivered:
-    """A record as a consumer delivers it."""
+class Delivered(SimulatedMessage):
+    """A record as a consumer delivers it, perhaps without a timestamp or a leader epoch."""
 
-    def __init__(self, record: InputRecord, error: KafkaError | None = None) -> None:
-        self._record = record
-        self._error = error
-
-    def error(self) -> KafkaError | None:
-        return self._error
-
-    def topic(self) -> str:
-        return self._record.topic
-
-    def partition(self) -> int:
-        return self._record.partition
-
-    def offset(self) -> int:
-        return self._record.offset
-
-    def key(self) -> bytes | None:
-        return self._record.key
-
-    def value(self) -> bytes | None:
-        return self._record.value
-
-    def headers(self) -> list[tuple[str, bytes | None]] | None:
-        return list(self._record.headers) or None
+    def __init__(self, record: InputRecord) -> None:
+        place = record.topic, record.partition, record.offset
+        super().__init__(Record(*place, record.key, record.value, headers=record.headers))
+        self._given = record
 
     def timestamp(self) -> tuple[int, int]:
-        time = self._record.timestamp_ms
+        time = self._given.timestamp_ms
         return (TIMESTAMP_NOT_AVAILABLE, -1) if time is None else (TIMESTAMP_CREATE_TIME, time)
 
-    def leader_epoch(self) -> int | None:
-        return self._record.leader_epoch
-
-    def __len__(self) -> int:
-        return len(self._record.value or b"")
+    def leader_epoch(self) -> int | None:  # type: ignore[override]
+        return self._given.leader_epoch
 
 
 records = st.builds(
