@@ -57,12 +57,12 @@ def test_the_guide_to_replays(
     stores = bind(flow, {}, f"sqlite://{tmp_path}/states.db")
     run_local(flow, kafka=settings, stores=stores, until_caught_up=True)
     defined = guide("replay.md", dead=dead)
-    assert defined["mend"](flow, settings, stores, "a test", 0) == 2
+    assert defined["corrected"](flow, settings, stores, "a test", 0) == 2
     assert "3 offsets to read, 1 states\ngeneration 2 is 0 offsets behind" in capsys.readouterr().out
-    assert defined["unmend"](flow, settings, stores, "a test") == 1
+    assert defined["taken_back"](flow, settings, stores, "a test") == 1
     with closing(sqlite3.connect(tmp_path / "states.db")) as database, database:
         database.execute("DELETE FROM state WHERE key = ?", (b"pear",))
-    assert defined["mend"](flow, settings, stores, "a test", 0) == 1
+    assert defined["corrected"](flow, settings, stores, "a test", 0) == 1
     assert pointer_of(flow, stores).changes[-1].what == "abandon"
 
 

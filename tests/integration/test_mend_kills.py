@@ -55,6 +55,7 @@ def mend(world: World, *options: str, fault: str = "") -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.kills
 def test_a_mend_that_is_killed_at_every_kind_of_step_is_repeated(world: World) -> None:
     flow, sent, size = fleet(world.topic), some_legs(260), 20
     world.send(republished(sent, range(size)))

@@ -56,6 +56,7 @@ def folded(legs: list[Any], keys: Callable[[Any], list[str]]) -> dict[bytes, dic
     return {key: state(minutes) for key, minutes in found.items()}
 
 
+@pytest.mark.kills
 def test_a_driver_that_is_killed_while_items_of_a_record_scatter_is_exact_in_the_end(
     world_of: Callable[..., World], redis: str, jvm: Jvm
 ) -> None:

@@ -139,6 +139,7 @@ def test_a_submitted_driver_that_is_killed_in_a_commit_and_submitted_again_is_ex
     assert 0 < sum(plan["plan"]["lag"]) == done["records"] < lag
     assert done["verdicts"]["carrier"].keys() & {"duplicate", "below_floor"}, "nothing was dropped of the killed batch"
 
+    monkeypatch.delitem(sys.modules, "fleet", raising=False)  # another test may have imported a flow of this name
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     flow = load_flow("fleet:flow")
