@@ -3,8 +3,9 @@
 import logging
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import repeat
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from envelope import EnvelopeError, Lineage, Reason
 from envelope.deadletter import DeadLetterHeaders, DeadLetterRecord, dead_letter_record
@@ -18,6 +19,9 @@ from jobs.republish.record import InputRecord
 from jobs.republish.retry import RetryTopics, due_ms
 from persistence.commit.faults import REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, REPUBLISH_PRODUCE, effect
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, Message
+
+if TYPE_CHECKING:
+    from jobs.republish.express import Express
 
 _LOG = logging.getLogger("headwater.republish")
 
@@ -64,8 +68,12 @@ class Worker:
         self._dead_letter = dead_letter
         self._cluster = cluster
         self._filter = judging
-        self._express = None if judging else processor.express()
         self._begin()
+
+    @cached_property
+    def _express(self) -> "Express | None":
+        """The fast path; None if there is none. It is loaded when the first records have arrived: meanwhile more arrive."""
+        return None if self._filter else self._processor.express()
 
     def _begin(self) -> None:
         self._counts = Statistics()
