@@ -38,6 +38,8 @@ from aggregations.run.states import writes_of
 from envelope import Route, Verdict
 from persistence.protocol import Stored
 
+_STATE: Final = "\0state"
+_ROW: Final = "\0row"
 _ACCEPTED: Final = VERDICTS.index(Verdict.ACCEPTED)
 _DUPLICATE_IN_BATCH: Final = VERDICTS.index(Verdict.DUPLICATE_IN_BATCH)
 
@@ -120,7 +122,15 @@ class ColumnarJudging(ColumnarFold):
 
     def _in_reading_order(self, rows: Ints) -> Ints:
         """Rows by state, those of a state in the order in which they are judged."""
-        partition, offset = (self.frame.get_column(name).to_numpy()[rows] for name in (schema.PARTITION, schema.OFFSET))
+        place = [schema.PARTITION, schema.OFFSET]
+        if self._rule.spans:
+            # The reference is `aggregations.per_message.judging.in_turns`.
+            own = pl.Series(_STATE, self.codes), pl.Series(_ROW, np.arange(len(self.codes)))
+            frame = self.frame.select(*place, schema.TIMESTAMP).with_columns(*own).sort(_STATE, *place)
+            reached = frame.with_columns(pl.col(schema.TIMESTAMP).cum_max().over(_STATE, schema.PARTITION))
+            order = reached.sort(_STATE, schema.TIMESTAMP, *place).get_column(_ROW).to_numpy()
+            return order[np.isin(order, rows)]
+        partition, offset = (self.frame.get_column(name).to_numpy()[rows] for name in place)
         return rows[np.lexsort((offset, partition, self.codes[rows]))]
 
     def _inputs_of(self, rows: Ints) -> pl.DataFrame:

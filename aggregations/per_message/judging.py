@@ -39,6 +39,26 @@ class _Judged:
     retired: int = 0
 
 
+def in_turns(rows: Sequence[int], judged: Sequence[Any]) -> list[int]:
+    """The rows of several partitions in the order of time, those of one partition in the order of offsets.
+
+    A batch reads one partition after the other. A filter whose states hold ids of all partitions would see the time jump
+    ahead with each of them, and forget ids that the next partition repeats. So the partition whose time is lowest is
+    judged next, as Kafka Streams reads its input.
+
+    Args:
+        rows: Numbers of the rows, by partition and offset.
+        judged: What the filter judges, by number.
+    """
+    reached: dict[int, int] = {}
+    turns = []
+    for row in rows:
+        one = judged[row]
+        reached[one.partition] = max(one.timestamp_ms, reached.get(one.partition, one.timestamp_ms))
+        turns.append((reached[one.partition], one.partition, one.offset, row))
+    return [row for *_, row in sorted(turns)]
+
+
 def judge_stage(
     stage: Aggregate,
     loaded: Mapping[bytes, KeyState],
@@ -78,6 +98,8 @@ def judge_stage(
         # In this order, as in every runner: if partitions were added, a key's later records are in a partition of a higher
         # number.
         rows = sorted(arrived, key=lambda i: (judged[i].partition, judged[i].offset))
+        if isinstance(stage.fold, Judging) and stage.fold.spans:
+            rows = in_turns(rows, judged)
         policies = siblings if isinstance(siblings, Siblings) else [siblings[arrivals[i].element.topic] for i in rows]
         try:
             found[key] = _judge_key(
