@@ -6,6 +6,7 @@ from numba import types, uint8
 
 from aggregations.columns.checksum import crc32c
 from aggregations.columns.compiled import NUMBERS, SPANS, borrowed, compiled, helper
+from aggregations.columns.json_writing import put
 
 _CHAIN_TAG = 0x4A
 _VARINT_BYTES = 10
@@ -22,13 +23,6 @@ def _put_varint(out: Any, at: int, value: int) -> int:
         at += 1
     out[at] = uint8(value)
     return at + 1
-
-
-@helper
-def _put(out: Any, at: int, data: Any, start: int, size: int) -> int:
-    for i in range(size):
-        out[at + i] = data[start + i]
-    return at + size
 
 
 @helper
@@ -99,14 +93,14 @@ def append_hops(
         if lengths[row] + 1 + _varint_bytes(body) + body + key_lengths[row] > most_bytes:
             continue
         begin = at
-        at = _put(out, at, data, start, size)
+        at = put(out, at, data, start, start + size)
         out[at] = _CHAIN_TAG
         at = _put_varint(out, at + 1, body)
-        at = _put(out, at, part_data, part_starts[part], front)
+        at = put(out, at, part_data, part_starts[part], part_starts[part] + front)
         at = _put_varint(out, at, offsets[row])
-        at = _put(out, at, part_data, part_starts[part + 1], middle)
+        at = put(out, at, part_data, part_starts[part + 1], part_starts[part + 1] + middle)
         at = _put_varint(out, at, times[row])
-        at = _put(out, at, part_data, part_starts[part + 2], back)
+        at = put(out, at, part_data, part_starts[part + 2], part_starts[part + 2] + back)
         crc = crc32c(out, begin, at)
         out[at], out[at + 1] = 0xFD, 0x7F
         for i in range(4):

@@ -69,11 +69,10 @@ def lines_of(flow: "Flow[Any]") -> Iterator[Line]:
     flow = flow.parts[-1]
     if not flow.inputs:
         yield Line("source", "(none)", "")
-    columnar = True
     for one in flow.inputs:
         yield Line("source", one.topic.name, "")
         yield from _lines(one.steps, one.pieces, columnar=True)
-        columnar = columnar and all(map(keeps_columns, one.steps))
+    columnar = all(keeps_columns(step) for one in flow.inputs for step in one.steps)
     if flow.merges:
         yield Line("merge", ", ".join(flow.topics), "")
     yield from _lines(flow.steps, flow.pieces, columnar=columnar)

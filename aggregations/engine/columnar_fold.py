@@ -48,6 +48,7 @@ from aggregations.engine.verdicts import count_verdicts
 from aggregations.errors import FlowError
 from aggregations.per_message.arrivals import passed_on
 from aggregations.per_message.emitting import emitted_types
+from aggregations.per_message.folding import Inputs
 from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.stage import KeyState, StageOutcome, fold_stage
 from aggregations.run.states import state_of, writes_of
@@ -74,7 +75,7 @@ class _Inputs(NamedTuple):
 
     columns: pl.DataFrame | None
     broken: Mask
-    values: Sequence[Mapping[str, Any] | EnvelopeError] = ()
+    values: Sequence[Inputs] = ()
 
 
 class ColumnarFold:
@@ -123,7 +124,9 @@ class ColumnarFold:
     def run(self) -> "ColumnarFold":
         fold, job, names = self.aggregate.fold, self.work.job, known_names()
         entering = self._input()
-        inputs = self._inputs(fold) if isinstance(fold, Fields) else _Inputs(None, self._none())
+        inputs = (
+            self._inputs(fold) if isinstance(fold, Fields) else _Inputs(None, np.zeros(self.frame.height, np.bool_))
+        )
         members, kinds, refused, columns = None, [TEXT], inputs.broken, inputs.columns
         if isinstance(fold, Fields) and columns is not None:
             members, kinds = list(fold.fields), kinds_of(fold, columns.schema)
@@ -201,9 +204,6 @@ class ColumnarFold:
                 fields.check(made[0].schema)
                 return _Inputs(*made)
         return _Inputs(None, np.array([isinstance(one, EnvelopeError) for one in found], np.bool_), found)
-
-    def _none(self) -> Mask:
-        return np.zeros(self.frame.height, np.bool_)
 
     def _groups(
         self, judged: Judged, before: StoredStates, members: Sequence[str] | None, kinds: Sequence[int]

@@ -20,7 +20,7 @@ from envelope.deadletter import DeadLetterRecord
 from persistence.errors import Corrupt
 from persistence.manifest import Rebuilt
 from persistence.names import FlowRef
-from persistence.protocol import StateStore, Write
+from persistence.protocol import StageRef, StateStore, Write
 from persistence.seal import DamagedError, seal, unseal
 
 HELD: Final = "headwater.held"
@@ -98,6 +98,6 @@ def held_letters(store: StateStore, flow: FlowRef) -> Iterator[HeldLetter]:
             raise Corrupt(f"the dead letter cannot be read: {error}", ref=ref, key=key) from error
 
 
-def forget_letters(store: StateStore, flow: FlowRef, *, epoch: int) -> None:
-    """Remove the dead letters that a rebuild held up to an epoch, after they were sent."""
-    store.remove(flow.stage(HELD), epoch, epoch=epoch, batch=0)
+def forget_held(store: StateStore, ref: StageRef, *, epoch: int) -> None:
+    """Remove what a rebuild held in a stage up to an epoch, after it was sent."""
+    store.remove(ref, epoch, epoch=epoch, batch=0)

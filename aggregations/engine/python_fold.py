@@ -1,6 +1,6 @@
 """Folds and `emit` in plain Python over columns: one call per accepted message, one copy of the state per key and batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,8 +17,7 @@ from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate
 from aggregations.definition.folds import Fold, check_state
-from aggregations.per_message.folding import copied
-from envelope import EnvelopeError
+from aggregations.per_message.folding import Inputs, copied, usable
 
 _NOWHERE: At = ((), "")
 
@@ -28,7 +27,7 @@ def fold_elements(
     elements: Elements,
     codes: Ints,
     stored: States,
-    inputs: Sequence[Mapping[str, Any] | EnvelopeError] = (),
+    inputs: Sequence[Inputs] = (),
     at: Sequence[At] | None = None,
 ) -> tuple[Folded, list[list[Any]]]:
     """Fold accepted elements.
@@ -57,7 +56,7 @@ def fold_elements(
         try:
             for row in range(start, end):
                 if isinstance(fold, Fields):
-                    state = fold.add(state, _usable(inputs[row]), _NOWHERE if at is None else at[row])
+                    state = fold.add(state, usable(inputs[row]), _NOWHERE if at is None else at[row])
                 else:
                     state = _called(fold, state, elements[row])
                 if emit is not None:
@@ -74,9 +73,3 @@ def _called(fold: Fold[Any], state: Any, element: Any) -> Any:
     state = fold.fold(state, element)
     check_state(state)
     return state
-
-
-def _usable(inputs: Mapping[str, Any] | EnvelopeError) -> Mapping[str, Any]:
-    if isinstance(inputs, EnvelopeError):
-        raise inputs
-    return inputs

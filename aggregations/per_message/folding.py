@@ -1,7 +1,7 @@
 """Folds one element into the state of its key, and makes what the stage emits of it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -14,11 +14,10 @@ from aggregations.definition.schemas import Schema
 from aggregations.per_message.arrivals import Arrival
 from aggregations.per_message.emitting import emitted_row
 from aggregations.per_message.sessions import fold_in_session
-from envelope import EnvelopeError, Verdict
+from envelope import EnvelopeError
 
-_HELD = frozenset({Verdict.DUPLICATE, Verdict.DUPLICATE_IN_BATCH})
-_SETTLED = _HELD | {Verdict.WINDOW_CLOSED}
-_FIRST_SEEN = frozenset({Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE})
+Inputs: TypeAlias = Mapping[str, Any] | EnvelopeError
+"""Inputs of a stage's fields for one element, by name, or why they cannot be evaluated."""
 
 
 def copied(state: Any) -> Any:
@@ -26,15 +25,20 @@ def copied(state: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(state))
 
 
-def inputs_of(arrival: Arrival) -> Mapping[str, Any]:
+def usable(inputs: Inputs) -> Mapping[str, Any]:
     """The inputs of a stage's fields, by name.
 
     Raises:
         EnvelopeError: They cannot be evaluated.
     """
-    if isinstance(arrival.values, EnvelopeError):
-        raise arrival.values
-    return arrival.values
+    if isinstance(inputs, EnvelopeError):
+        raise inputs
+    return inputs
+
+
+def inputs_of(arrival: Arrival) -> Mapping[str, Any]:
+    """The inputs of an arrival; see `usable`."""
+    return usable(arrival.values)
 
 
 def time_of(element: Element[Any]) -> int:

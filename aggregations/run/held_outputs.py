@@ -102,11 +102,6 @@ def held_outputs(store: StateStore, flow: FlowRef) -> Iterator[HeldOutput]:
             raise Corrupt(f"held outputs cannot be read: {error}", ref=ref, key=key) from error
 
 
-def forget_outputs(store: StateStore, flow: FlowRef, *, epoch: int) -> None:
-    """Remove the outputs that a rebuild held up to an epoch, after they were sent."""
-    store.remove(flow.stage(HELD_OUTPUTS), epoch, epoch=epoch, batch=0)
-
-
 def _parts(outputs: Sequence[OutputMessage]) -> Iterator[list[OutputMessage]]:
     part, size = list[OutputMessage](), 0
     for one in outputs:

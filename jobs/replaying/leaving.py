@@ -1,26 +1,30 @@
 """What a rebuild sends when it becomes live: what it held, and the states that the flow publishes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 from aggregations.definition.flow import Stage
 from aggregations.definition.sessions import SessionWindow, are_sessions, row_key
 from aggregations.definition.windows import Window
-from aggregations.engine.held import forget_letters, held_letters
+from aggregations.engine.held import HELD as LETTERS
+from aggregations.engine.held import HeldLetter, forget_held, held_letters
 from aggregations.per_message.stage import KeyState
 from aggregations.run.border import removed_by_stage
-from aggregations.run.held_outputs import forget_outputs, held_outputs
+from aggregations.run.held_outputs import HELD_OUTPUTS, HeldOutput, held_outputs
 from aggregations.run.run import Run
 from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import due_of, state_of, states_in
 from jobs.replaying.generations import Generations
 from persistence.commit.faults import HELD, effect
 from persistence.kafka import AcknowledgedProducer, KafkaSettings
-from persistence.protocol import StageRef, Stored
+from persistence.names import FlowRef
+from persistence.protocol import StageRef, StateStore, Stored
 from persistence.record import decode_record
+
+_Held: TypeAlias = Callable[[StateStore, FlowRef], Iterable[HeldLetter | HeldOutput]]
 
 _PAGE: Final = 1_000
 """States of a generation whose keys are looked up in the other one at once."""
@@ -36,19 +40,7 @@ def send_letters(found: Generations, generation: int, kafka: KafkaSettings) -> i
         BrokerError: One was not acknowledged.
         StoreError: The store does not answer, or a newer rebuild has begun.
     """
-    ref, store = found.ref(generation), found.stores[0]
-    epoch = store.installed_epoch(ref)  # before they are read: what a newer command holds stays
-
-    def send(producer: AcknowledgedProducer) -> int:
-        count = 0
-        for count, letter in enumerate(held_letters(store, ref), start=1):  # noqa: B007 - the count is the result
-            producer.send(letter.topic, letter.value, letter.key, letter.headers)
-        return count
-
-    count = effect(HELD, lambda: _sent(kafka, send))
-    if count:
-        effect(HELD, lambda: forget_letters(store, ref, epoch=epoch))
-    return count
+    return _send_held(found, generation, kafka, LETTERS, held_letters)
 
 
 def send_outputs(found: Generations, generation: int, kafka: KafkaSettings) -> int:
@@ -61,19 +53,7 @@ def send_outputs(found: Generations, generation: int, kafka: KafkaSettings) -> i
         BrokerError: One was not acknowledged.
         StoreError: The store does not answer, or a newer rebuild has begun.
     """
-    ref, store = found.ref(generation), found.stores[0]
-    epoch = store.installed_epoch(ref)  # as for dead letters
-
-    def send(producer: AcknowledgedProducer) -> int:
-        count = 0
-        for count, output in enumerate(held_outputs(store, ref), start=1):  # noqa: B007 - the count is the result
-            producer.send(output.topic, output.value, output.key, output.headers)
-        return count
-
-    count = effect(HELD, lambda: _sent(kafka, send))
-    if count:
-        effect(HELD, lambda: forget_outputs(store, ref, epoch=epoch))
-    return count
+    return _send_held(found, generation, kafka, HELD_OUTPUTS, held_outputs)
 
 
 def send_states(found: Generations, generation: int, before: int, kafka: KafkaSettings) -> int:
@@ -193,6 +173,22 @@ def _send_stage(found: Generations, generation: int, stage: Stage, producer: Ack
         for message in messages:
             producer.send(message.topic, message.value, message.key, message.headers)
         count += bool(messages)
+    return count
+
+
+def _send_held(found: Generations, generation: int, kafka: KafkaSettings, stage: str, held: _Held) -> int:
+    ref, store = found.ref(generation), found.stores[0]
+    epoch = store.installed_epoch(ref)  # before they are read: what a newer command holds stays
+
+    def send(producer: AcknowledgedProducer) -> int:
+        count = 0
+        for count, one in enumerate(held(store, ref), start=1):  # noqa: B007 - the count is the result
+            producer.send(one.topic, one.value, one.key, one.headers)
+        return count
+
+    count = effect(HELD, lambda: _sent(kafka, send))
+    if count:
+        effect(HELD, lambda: forget_held(store, ref.stage(stage), epoch=epoch))
     return count
 
 

@@ -5,8 +5,9 @@ from contextlib import closing
 
 import pytest
 
+from aggregations.engine.held import forget_held
 from aggregations.per_message.publishing import OutputMessage
-from aggregations.run.held_outputs import HELD_OUTPUTS, forget_outputs, held_outputs, hold_outputs
+from aggregations.run.held_outputs import HELD_OUTPUTS, held_outputs, hold_outputs
 from envelope import Node
 from persistence.cassandra import apply_schema
 from persistence.names import FlowRef
@@ -34,7 +35,7 @@ def test_outputs_are_read_in_the_order_of_attempts_and_removed(url: str) -> None
             hold_outputs(store, flow, part, epoch=epoch, batch=attempt, attempt=attempt)
         assert [(one.key, one.value) for one in held_outputs(store, flow)] == [(one.key, one.value) for one in made]
         assert len([*store.scan(flow.stage(HELD_OUTPUTS))]) == 9
-        forget_outputs(store, flow, epoch=epoch)
+        forget_held(store, flow.stage(HELD_OUTPUTS), epoch=epoch)
         assert [*held_outputs(store, flow)] == []
         store.drop(flow)
         assert store.installed_epoch(flow) == 0

@@ -15,10 +15,11 @@ from aggregations.definition.aggregates import total
 from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
+from aggregations.engine.held import forget_held
 from aggregations.errors import RunRefusedError
 from aggregations.report import Report
 from aggregations.run.binding import bind
-from aggregations.run.held_outputs import forget_outputs, held_outputs
+from aggregations.run.held_outputs import HELD_OUTPUTS, held_outputs
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.results import results_of
 from aggregations.run.states import state_of
@@ -302,7 +303,7 @@ class MemoryFolding:
         outputs = effect(HELD, lambda: [*held_outputs(store, ref)])
         self.land.sent.setdefault(generation, []).extend(decode(one.value).chain[-1].offset for one in outputs)
         self.meanwhile()
-        effect(HELD, lambda: forget_outputs(store, ref, epoch=store.installed_epoch(ref)))
+        effect(HELD, lambda: forget_held(store, ref.stage(HELD_OUTPUTS), epoch=store.installed_epoch(ref)))
         return len(outputs)
 
     def send_states(self, found: Generations, generation: int, before: int) -> int:

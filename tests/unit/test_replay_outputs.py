@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from aggregations.engine.held import forget_held
 from aggregations.errors import RunRefusedError
 from aggregations.per_message.publishing import OutputMessage
 from aggregations.run import memory
-from aggregations.run.held_outputs import HELD_OUTPUTS, HeldOutput, forget_outputs, held_outputs, hold_outputs
+from aggregations.run.held_outputs import HELD_OUTPUTS, HeldOutput, held_outputs, hold_outputs
 from envelope import Node
 from persistence.commit.faults import use
 from persistence.commit.order import commit
@@ -146,7 +147,7 @@ def test_entries_are_bounded_and_read_in_the_order_of_epoch_attempt_and_record(k
     assert [one.key for one in found] == [b"k%d" % n for n in (8, 9, *range(300, 307), 20, 1)]
     assert found[0] == HeldOutput("out", b"k8", b"vvvv", [("h", None)])
     assert len([*store.scan(FLOW.stage(HELD_OUTPUTS))]) == 4 + 4
-    forget_outputs(store, FLOW, epoch=4)
+    forget_held(store, FLOW.stage(HELD_OUTPUTS), epoch=4)
     assert [*held_outputs(store, FLOW)] == []
 
 
