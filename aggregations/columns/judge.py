@@ -166,9 +166,11 @@ def _compare(a: Ints, i: int, a_width: int, b: Ints, j: int, b_width: int) -> in
 
 @compiled(allocates=False)
 def _holds(lanes: LaneArrays, lane: int, positions: Ints, at: int, width: int) -> bool:
-    """Whether a lane holds the position of `width` components at `at`."""
-    own = lanes.width[lane]
-    low, high = 0, (lanes.first[lane + 1] - lanes.first[lane]) // own
+    """Whether a lane holds the position of `width` components at `at`. Most positions are above all that it holds."""
+    own, end = lanes.width[lane], lanes.first[lane + 1]
+    low, high = 0, (end - lanes.first[lane]) // own
+    if high and _compare(lanes.held, end - own, own, positions, at, width) < 0:
+        return False
     while low < high:
         middle = (low + high) // 2
         order = _compare(lanes.held, lanes.first[lane] + middle * own, own, positions, at, width)
@@ -336,8 +338,14 @@ def _hold(
                 pure[key] = True
                 break
             floor_at = flooring
-            i = 0
-            for place in range(total):  # merge
+            i, begins = 0, 0
+            older = (held_end - from_held) // size
+            if cut > 1 and (
+                not older or _compare(before.held, held_end - size, size, rows.positions, mine[0] * rows.most, size) < 0
+            ):
+                begins = cut - 1  # in order: what is cut needs no merge
+                from_held, i = from_held + min(begins, older) * size, max(begins - older, 0)
+            for place in range(begins, total):  # merge
                 row_at = mine[i] * rows.most if i < fresh else -1
                 take_old = from_held < held_end and (
                     i >= fresh or _compare(before.held, from_held, size, rows.positions, row_at, size) < 0
