@@ -19,6 +19,7 @@ from aggregations.columns.fold import Folded
 from aggregations.columns.judge import VERDICTS, HistoryLimits, Judged, judge
 from aggregations.columns.judging import rulings_of, stamped
 from aggregations.columns.lane_names import known_names
+from aggregations.columns.order import sorted_rows
 from aggregations.columns.records import StoredStates, form_of
 from aggregations.columns.subjects import subjects_of
 from aggregations.definition.flow import Stage
@@ -128,10 +129,12 @@ class ColumnarJudging(ColumnarFold):
             own = pl.Series(_STATE, self.codes), pl.Series(_ROW, np.arange(len(self.codes)))
             frame = self.frame.select(*place, schema.TIMESTAMP).with_columns(*own).sort(_STATE, *place)
             reached = frame.with_columns(pl.col(schema.TIMESTAMP).cum_max().over(_STATE, schema.PARTITION))
-            order = reached.sort(_STATE, schema.TIMESTAMP, *place).get_column(_ROW).to_numpy()
-            return order[np.isin(order, rows)]
+            order: Ints = reached.sort(_STATE, schema.TIMESTAMP, *place).get_column(_ROW).to_numpy()
+            judged = np.zeros(len(order), np.bool_)
+            judged[rows] = True
+            return order[judged[order]]
         partition, offset = (self.frame.get_column(name).to_numpy()[rows] for name in place)
-        return rows[np.lexsort((offset, partition, self.codes[rows]))]
+        return rows[sorted_rows([self.codes[rows], partition, offset])]
 
     def _inputs_of(self, rows: Ints) -> pl.DataFrame:
         """The columns that the filter reads, if they are known: see `rulings_of`."""

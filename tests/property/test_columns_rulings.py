@@ -17,6 +17,7 @@ from aggregations.columns.judge import VERDICTS
 from aggregations.columns.judging import rulings_of, stamped
 from aggregations.columns.lane_names import LaneNames
 from aggregations.columns.records import StoredStates, form_of
+from aggregations.definition.headers import header_column, last_value
 from aggregations.definition.system import SYSTEM_COLUMNS
 from envelope import Histories
 from envelope.filters import (
@@ -208,7 +209,7 @@ def inputs_of(rows: Sequence[Row]) -> pl.DataFrame:
     stamps = [
         None if one.stamp is None else {name: getattr(one.stamp, name) for name in schema.STAMP_NAMES} for one in rows
     ]
-    return pl.DataFrame(
+    found = pl.DataFrame(
         [
             pl.Series(schema.TOPIC, [one.topic for one in rows], pl.String),
             pl.Series(schema.PARTITION, [one.partition for one in rows], pl.Int32),
@@ -229,6 +230,7 @@ def inputs_of(rows: Sequence[Row]) -> pl.DataFrame:
             ),
         ]
     )
+    return found.with_columns(last_value(name).alias(header_column(name)) for name in ("id", "number"))
 
 
 class Plain:
