@@ -18,18 +18,28 @@ _STEPS: Final = 16
 """States leave at most this part of their time after they are due: a removal for every second would be too many."""
 
 
-def due_in_steps(closing_us: int, stays: int) -> int:
+def step_of(stays: int) -> int:
+    """Seconds between two removals of states that stay so many seconds after their due time."""
+    return max(stays // _STEPS, 1)
+
+
+def due_in_steps(closing_us: int, stays: int, step: int) -> int:
     """The latest due time of a state that leaves.
 
     Args:
         closing_us: The closing watermark, in microseconds since 1970.
         stays: How long a state stays after its due time, in seconds.
+        step: Seconds between two removals.
 
     Returns:
-        Seconds since 1970. It rises in steps of a sixteenth of `stays`.
+        Seconds since 1970, a multiple of `step`.
     """
-    step = max(stays // _STEPS, 1)
     return (closing_us // MICROS - stays) // step * step
+
+
+def put_off(due: int, step: int) -> int:
+    """The first multiple of a step at or after a due time, in seconds: no removal is between them."""
+    return -(-due // step) * step
 
 
 def checked_time(time_us: int | None, timestamp_ms: int, ahead: int) -> int | None:
