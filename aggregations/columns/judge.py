@@ -17,7 +17,7 @@ from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.compiled import compiled
 from aggregations.columns.histories import LaneArrays
 from aggregations.columns.lane_names import LaneNames, LaneTable
-from aggregations.columns.order import distinct_lanes, fold_order
+from aggregations.columns.order import distinct_lanes, fold_order, sorted_rows
 from aggregations.columns.schema import MISSING
 from aggregations.columns.signature import Lane
 from envelope import Verdict
@@ -112,6 +112,7 @@ def judge(
     pure: Mask,
     exotic: Mask,
     refused: Mask,
+    ties: Ints | None = None,
 ) -> Judged:
     """Judge every message of a batch, in order of arrival, and add what is folded to the histories.
 
@@ -126,9 +127,13 @@ def judge(
         pure: Keys whose histories `before` does not contain.
         exotic: Messages whose standing these arrays cannot express, or that need the pure code for another reason.
         refused: Messages that the fold will reject: if one of them is to be folded, its key is left to the pure code.
+        ties: Order of messages of one position, instead of that of their lanes.
     """
     numbers = np.array([names.number(place.lane) for place in places], np.int64)
-    order = fold_order(keys, positions, *distinct_lanes(lanes, places))
+    if ties is None:
+        order = fold_order(keys, positions, *distinct_lanes(lanes, places))
+    else:
+        order = sorted_rows([keys, *positions, ties])
     components = [component[order] for component in positions]
     left = pure.copy()
     left[keys[exotic]] = True

@@ -23,7 +23,6 @@ from aggregations.columns.rulings import (
     BEYOND_HORIZON,
     DUPLICATE,
     LATE,
-    REPROCESSED,
     UNIDENTIFIED,
     Rulings,
     begins_of,
@@ -283,9 +282,7 @@ def _judge_state(
                     begin, other, size = states.place_first[known], rows.place_first[row], rows.place_last[row]
                     size -= other
                     again = states.place_last[known] - begin == size and is_same(data, begin, other, size)
-                if again:
-                    verdicts[row] = REPROCESSED
-                elif abs(time - states.time[known]) > rule.span:
+                if not again and abs(time - states.time[known]) > rule.span:
                     verdicts[row] = BEYOND_HORIZON
             continue
         until = rows.until[row]

@@ -52,7 +52,7 @@ def subjects_of(frame: pl.DataFrame, signatures: Sequence[Signature]) -> list[An
         signatures: By the codes of `_signature`.
     """
     size = frame.height
-    chained = np.array([one.chained for one in signatures], np.bool_)
+    chained = np.array([one.republished for one in signatures], np.bool_)
     headers = {name: header for name in frame.columns if (header := header_of(name.removeprefix(INPUT))) is not None}
     names = [name for name in frame.columns if name.startswith(INPUT) and name not in headers]
     plain = [name.removeprefix(INPUT) for name in names]

@@ -14,7 +14,7 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.fingerprint import describe_callable, describe_object
 from aggregations.definition.headers import header_column, last_value
 from aggregations.definition.system import KEY, PARTITION, TOPIC
-from envelope.filters.arrival import STAMPED, Filter, FromEnvelope, FromHeader, FromValue, Scope, place_of
+from envelope.filters.arrival import STAMPED, Extractor, Filter, FromEnvelope, FromHeader, FromValue, Scope, place_of
 from envelope.filters.distinct import DistinctSession, DistinctTumbling
 from envelope.filters.event_ids import EventIdFilter
 from envelope.filters.interval import IntervalFilter
@@ -32,6 +32,8 @@ BUILT_IN: Final = (
 """Filters whose parameters are known: what they read, and which records share a state."""
 
 _READ: Final = (FromEnvelope, FromHeader, FromValue)
+_FIELDS: Final = frozenset({"event_id", "event_time_us", "key", *STAMPED})
+"""Fields of an envelope that elements have."""
 PLACE: Final = pl.concat_str(pl.col(TOPIC), pl.col(PARTITION), separator=":")
 """`place_of` of a row."""
 
@@ -83,6 +85,11 @@ class Judging:
         return any(isinstance(one, FromEnvelope) or one is envelope_stamp for one in self.extractors)
 
     @property
+    def foreign(self) -> list[str]:
+        """Fields of envelopes that the filter reads, and elements do not have."""
+        return [one.name for one in self.extractors if isinstance(one, FromEnvelope) and one.name not in _FIELDS]
+
+    @property
     def reads_stamps(self) -> bool:
         """Whether the filter may read `Element.stamp`."""
         named = (one.name for one in self.extractors if isinstance(one, FromEnvelope))
@@ -97,6 +104,12 @@ class Judging:
     def spans(self) -> bool:
         """Whether records of several partitions have one state: ids are spread over a number of states."""
         return bool(getattr(self.rule, "partitions", 0))
+
+    @property
+    def time(self) -> Extractor | None:
+        """What extracts the time by which the filter judges; None for the record's timestamp."""
+        found = getattr(self.rule, "time", None)
+        return found if callable(found) else None
 
     @property
     def shares_topics(self) -> bool:
