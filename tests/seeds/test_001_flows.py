@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from aggregations.definition.aggregates import count
 from aggregations.definition.element import Record
+from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.run.binding import bind
+from aggregations.run.memory import MemoryRunner
 from envelope import Verdict, decode
 from envelope.filters import (
     Filter,
@@ -25,6 +29,7 @@ from envelope.filters import (
 from tests.seeds.test_001_deduplicate import EXAMPLES
 from tests.seeds.test_001_distinct import RECORDS
 from tests.support.both import TOPIC_ID, Both
+from tests.support.pure import fresh_store
 
 Event = tuple[str, int]
 """Key and id, and time in seconds."""
@@ -87,6 +92,20 @@ def test_the_examples_of_distinct_in_a_flow(windows: Any, expected: list[int]) -
     for batch in (1, 5, 20):
         found = passed(distinct(windows), [("key", time) for time in RECORDS], batch=batch)
         assert [time for time, one in zip(RECORDS, found, strict=True) if one] == expected
+
+
+def test_an_operator_has_a_name_and_a_store_of_the_user_s_choice() -> None:
+    """`Deduplicated.as(name)` and `with(storeName, ...)`."""
+    own, other = fresh_store(), fresh_store()
+    rule = deduplicate_by_key(timedelta(seconds=10))
+    flow = Flow("kip").source(Topic("topic", envelope=False)).deduplicate(rule, name="payments", store=own)
+    flow = flow.aggregate("all", "_topic", Fields(n=count()))
+    stores = bind(flow, {"all": other})
+    runner = MemoryRunner(flow, stores)
+    runner.process([Record("topic", 0, n, b"a", b"paid", n) for n in range(2)])
+    assert stores == {"payments": own, "all": other}
+    assert set(runner.results("payments")) == {b"topic:0"}
+    assert runner.results("all") == {b"topic": {"n": 1}}
 
 
 @dataclass(frozen=True)

@@ -198,6 +198,19 @@ def test_a_recovery_that_replays_less_than_the_tail_would_accept_a_duplicate(mis
     assert [right.push(f"p{n}", n) for n in range(10)] == [Verdict.DUPLICATE] * 10
 
 
+def test_the_map_has_the_highest_number_also_of_a_log_in_which_a_lower_one_follows() -> None:
+    """It was written before deduplication was turned on."""
+    maps = SequenceMaps(None, [Entry(0, "p", 7), Entry(1, "p", 3)])
+    assert maps.persisted == {"p": 7}
+    assert [maps.push("p", sequence) for sequence in (5, 8)] == [Verdict.DUPLICATE, Verdict.ACCEPTED]
+
+
+def test_beyond_the_limit_the_producer_whose_last_entry_is_the_oldest_is_forgotten() -> None:
+    maps = SequenceMaps(None, [Entry(n, producer, n) for n, producer in enumerate("abac")], limit=2)
+    assert maps.persisted == {"a": 2, "c": 3}
+    assert maps.push("b", 1) is Verdict.ACCEPTED
+
+
 def test_a_tail_that_overlaps_the_snapshot_is_refused() -> None:
     with pytest.raises(ValueError, match="read in order"):
         SequenceMaps(Snapshot(6, {"p": 5}), [Entry(5, "p", 5)])
