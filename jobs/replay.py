@@ -25,6 +25,7 @@ from jobs.replaying.folding import Folding, Runner
 from jobs.replaying.generations import Generations, generations_of, pointer_of
 from jobs.replaying.planning import (
     ReplayPlan,
+    check_continued,
     check_definition,
     check_generations,
     check_open,
@@ -107,6 +108,7 @@ def plan_replay(
         else:
             number = found.next_unused(max(pointer.newest, live))
         begins = beginning_of(found, pointer, live, snapshot)
+        check_continued(found, live, number, accept)
         ranges = ranges_of(found, live, number, Topics(kafka), begins.manifest if begins else None)
         check_retention(found, ranges, accept)
         keys = keys_of(found, live, progress)
@@ -329,6 +331,7 @@ def rollback(
                 )
             return steps.reopen(found, author, pointer)
         if pointer.previous and found.manifest(pointer.previous) is not None:
+            check_continued(found, pointer.live, pointer.previous, accept)
             ranges = ranges_of(found, pointer.live, pointer.previous, Topics(kafka))
             check_retention(found, ranges, accept)
         return steps.roll_back(found, author)
