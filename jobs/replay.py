@@ -186,6 +186,7 @@ def rebuild(
         if pointer.rebuild is None:  # before anything is written
             ranges = ranges_of(found, live, None, Topics(kafka), begins.manifest if begins else None)
             check_retention(found, ranges, accept)
+        how.check()
         pointer, note = steps.begin_rebuild(
             *(found, author),
             live=live,
@@ -272,6 +273,7 @@ def swap(
         check_generations(found, pointer.live)
         check_definition(found, pointer, pointer.live, redefine=False)
         check_against(found, pointer.live, against)
+        how.check()
         pointer, note = steps.begin_rebuild(found, author, live=pointer.live, redefined=False, take_over=take_over)
         with at_work(found, author):
             return swap_rebuild(

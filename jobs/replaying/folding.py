@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from aggregations.definition.flow import Flow
 from aggregations.engine.held import Rebuilding
+from aggregations.engine.opening import check_arguments, outputs_of
 from aggregations.report import Report
 from aggregations.run.growth import unread_growths
 from aggregations.run.plan import Plan
@@ -82,6 +83,17 @@ class Folding:
     progress: Callable[[Report], None] | None
     planned: Callable[[Plan], None] | None
     stop: threading.Event
+
+    def check(self) -> None:
+        """Check the arguments, and the topics that the swap sends to, before anything is written.
+
+        Raises:
+            FlowError: The flow reads or publishes to the dead-letter topic, or a store is in memory.
+            BrokerError: A topic does not exist, or this user may not write it.
+        """
+        check_arguments(self.flow, self.stores, self.accept, dead_letters=self.dead_letters)
+        letters = [] if self.dead_letters is None else [self.dead_letters]
+        Topics(self.kafka).check_rights(write=[*outputs_of(self.flow), *letters])
 
     def fold(self, found: Generations, pointer: Pointer, note: Rebuilt) -> Report:
         """Fold the rebuild up to what the live generation has read."""

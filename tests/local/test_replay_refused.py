@@ -12,11 +12,12 @@ import pytest
 
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
-from aggregations.errors import RunRefusedError
+from aggregations.errors import FlowError, RunRefusedError
 from aggregations.run.snapshots import Latest, read_snapshot
 from jobs.environment import UsageError
 from jobs.replay import abandon, plan_replay, pointer_of, rebuild, rollback, swap
 from jobs.replaying.generations import Generations, generations_of
+from persistence.kafka import BrokerError
 from persistence.pointer import Pointer, Rebuild
 from tests.messages import Leg
 from tests.support.flows import TOTALS, fleet
@@ -251,3 +252,16 @@ def test_partitions_that_were_added_and_are_not_read(world: World, tmp_path: Fil
     assert fleet.swap().differences.comparison.differences == 0
     world.run(flow)
     assert world.results(flow, "aircraft")[b"moved"]["legs"] == 6
+
+
+def test_a_dead_letter_topic_that_does_not_exist_is_refused_before_anything_is_folded(fleet_of: Fleet) -> None:
+    options = fleet_of.options(why="a test", dead_letters="nowhere")
+    with pytest.raises(BrokerError, match="nowhere"):
+        rebuild(fleet_of.flow, **options)
+    with pytest.raises(FlowError, match="the flow's source"):
+        rebuild(fleet_of.flow, **{**options, "dead_letters": fleet_of.world.topic})
+    assert fleet_of.pointer() == Pointer()
+    assert fleet_of.rebuild().report.records == 60
+    with pytest.raises(BrokerError, match="nowhere"):
+        swap(fleet_of.flow, work=fleet_of.work, **options)
+    assert (fleet_of.pointer().live, fleet_of.pointer().closing) == (1, 0)
