@@ -122,7 +122,10 @@ def _draw_filter(random: Random, spec: Spec) -> Spec:
         return spec
     numbered = [] if spec.processors else [*_NUMBERED, *([] if spec.second else ["producer"])]
     spanning = [] if spec.second else [OVER_PARTITIONS]
-    return replace(spec, deduplicates=random.choice(["event id", "interval", *spanning, *numbered]))
+    # A service that lags sends a copy to another partition than the event, if its target has grown in between.
+    local = [] if spec.growth and spec.processors else ["event id", "interval"]
+    kinds = [*local, *spanning, *numbered]
+    return replace(spec, deduplicates=random.choice(kinds)) if kinds else spec
 
 
 def _draw_service_filters(random: Random, spec: Spec) -> Spec:
