@@ -98,8 +98,10 @@ class Sequences:
             raise SequenceError(f"the initial sequence id {initial} is not between 0 and 2**63 - 1")
         self.per_partition = per_partition
         self._initial = initial or 0
+        self._found = dict(last or {})
         self._pushed = dict(last or {})
         self._persisted = dict(last or {})
+        self._sent: int | None = None
         self._own: bool | None = None
 
     def next(self, partition: int, sequence: int | None, last: int | None, count: int) -> SequenceRange:
@@ -115,8 +117,8 @@ class Sequences:
             SequenceError: The message has no id although others have, its id does not ascend, or it leaves a hole
                 although the numbering has none.
         """
-        before = self.pushed(partition if self.per_partition else TOPIC)
         own = sequence is not None or last is not None
+        before = self._before(partition, own=own)
         if self._own is not None and own is not self._own:
             raise SequenceError(
                 "every message of this session must carry a sequence id, because the first one did: give sequence="
@@ -137,6 +139,17 @@ class Sequences:
             ids = SequenceRange(sequence, sequence if last is None else last)
         self._check(ids, before, partition)
         return ids
+
+    def _before(self, partition: int, *, own: bool) -> int | None:
+        """The id that the next one has to be above.
+
+        Over several partitions an earlier session may have left a message out that is below one of another partition: the
+        application sends it now. So its own ids are above that session's ids in their partition, and above all of this one.
+        """
+        if self.per_partition or not own:
+            return self.pushed(partition if self.per_partition else TOPIC)
+        known = (_highest(self._found, partition), self._sent)
+        return max((one for one in known if one is not None), default=None)
 
     def _check(self, ids: SequenceRange, before: int | None, partition: int) -> None:
         if not 0 <= ids.first <= ids.last <= MAX_SEQUENCE:
@@ -164,7 +177,7 @@ class Sequences:
             own: They are the application's own.
         """
         self._own = own
-        self._pushed[partition] = ids.last
+        self._pushed[partition] = self._sent = ids.last
 
     def acknowledge(self) -> None:
         """Note that everything that was pushed is persisted."""

@@ -157,7 +157,7 @@ def restore(
         source: The file.
         stores: URL of the store by stage name, from `bind`.
         generation: The generation that the snapshot must be of; None for any.
-        accept: `snapshot-versions`: states are published although their versions begin at 1 again.
+        accept: `snapshot-versions`: states are published although epochs count on from that of the snapshot.
         progress: Called with the number of states read, and their total.
 
     Raises:

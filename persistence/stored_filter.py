@@ -9,6 +9,7 @@ from typing import Any, Final, TypeAlias
 from envelope import EnvelopeError, TopicPartition, Verdict
 from envelope.filters.arrival import UNIDENTIFIED, Filter, Ruling, rejected
 from envelope.filters.states import FilterStates
+from envelope.filters.turns import in_turns
 from persistence.commit.faults import LEDGER, effect
 from persistence.commit.order import commit
 from persistence.commit.steps import CommitStep
@@ -53,7 +54,8 @@ class StoredFilter:
     A new object of the same name fences the one before it. After an error, read on from `start`.
 
     A filter over all partitions (`partitions=`) passes on the first of two duplicates, and between partitions the batch
-    decides which one that is. So its batches are judged by partition and offset, and an `unfinished` one is repeated.
+    decides which one that is: partitions are judged in turn, by the time of their records. So an `unfinished` batch is
+    repeated.
 
     Args:
         rule: The filter. Its name is the name of its states in the store.
@@ -68,6 +70,7 @@ class StoredFilter:
         self._known: dict[bytes, Kept] = {}
         self._states = FilterStates(rule)
         self._spans = bool(getattr(rule, "partitions", 0))
+        self._time = time if callable(time := getattr(rule, "time", None)) else None
 
     @property
     def start(self) -> Mapping[TopicPartition, int]:
@@ -100,7 +103,7 @@ class StoredFilter:
         topic_ids = merged_topic_ids(known, batch, self._kept.ref)
         if self._spans:
             self._check_repeated(batch)
-            batch.sort(key=lambda one: (one.topic, one.partition, -1 if one.offset is None else one.offset))
+            batch = [batch[turn] for turn in in_turns(batch, self._time)]
         scopes = [self._scope(record) for record in batch]
         try:
             work = self._judged(batch, scopes)

@@ -15,18 +15,18 @@ _POLYNOMIAL: Final = 0x82F63B78
 """Of CRC32C, reflected."""
 
 
-def _tables() -> Any:
-    """Eight tables: the CRC of a byte that is followed by up to seven zeros."""
+def tables_of(polynomial: int) -> Any:
+    """Eight tables of a reflected polynomial: the CRC of a byte that is followed by up to seven zeros."""
     tables = np.zeros((8, 256), np.uint32)
     tables[0] = np.arange(256)
     for _ in range(8):
-        tables[0] = np.where(tables[0] & 1, (tables[0] >> 1) ^ np.uint32(_POLYNOMIAL), tables[0] >> 1)
+        tables[0] = np.where(tables[0] & 1, (tables[0] >> 1) ^ np.uint32(polynomial), tables[0] >> 1)
     for i in range(1, 8):
         tables[i] = tables[0][tables[i - 1] & 255] ^ (tables[i - 1] >> 8)
     return tables
 
 
-_TABLES: Final = _tables()
+_TABLES: Final = tables_of(_POLYNOMIAL)
 
 
 @intrinsic  # type: ignore[untyped-decorator]

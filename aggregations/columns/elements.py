@@ -85,6 +85,10 @@ class Elements:
         """Whether the record has a chain."""
         return bool(self.signatures[self._columns[schema.SIGNATURE][row]].chained)
 
+    def republished(self, row: int) -> bool:
+        """Whether the record was republished; one that was only redriven was not."""
+        return bool(self.signatures[self._columns[schema.SIGNATURE][row]].republished)
+
     def stamp(self, row: int) -> Stamp | None:
         """What the record's envelope says about its producer."""
         found = self.optional(schema.STAMP, row)
@@ -165,7 +169,9 @@ class _RowElement(Element[Any]):
     @property
     def chained(self) -> bool:
         source = getattr(self, "_source", None)
-        return bool(self.chain) if source is None else bool(source.chained(self._row))
+        if source is None:
+            return any(not hop.pass_through for hop in self.chain)
+        return bool(source.republished(self._row))
 
     def of(self, value: Any) -> Element[Any]:
         """The element with another value, its other attributes still unread."""

@@ -52,7 +52,9 @@ class Expiring:
         """
         times, keys = self._stored.times.copy(), np.unique(self._codes[rows])
         np.maximum.at(times, self._codes[rows], self._times[rows])
-        dues = {key: self._expiry.due(time) for key, time in zip(keys.tolist(), times[keys].tolist(), strict=True)}
+        dues = {
+            key: self._expiry.noted_due(time) for key, time in zip(keys.tolist(), times[keys].tolist(), strict=True)
+        }
         return folded._replace(values=with_times(folded.values, times)), dues
 
 

@@ -17,7 +17,7 @@ from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.compiled import compiled
 from aggregations.columns.histories import LaneArrays
 from aggregations.columns.lane_names import LaneNames, LaneTable
-from aggregations.columns.order import distinct_lanes, fold_order
+from aggregations.columns.order import distinct_lanes, fold_order, sorted_rows
 from aggregations.columns.schema import MISSING
 from aggregations.columns.signature import Lane
 from envelope import Verdict
@@ -112,6 +112,7 @@ def judge(
     pure: Mask,
     exotic: Mask,
     refused: Mask,
+    ties: Ints | None = None,
 ) -> Judged:
     """Judge every message of a batch, in order of arrival, and add what is folded to the histories.
 
@@ -126,9 +127,13 @@ def judge(
         pure: Keys whose histories `before` does not contain.
         exotic: Messages whose standing these arrays cannot express, or that need the pure code for another reason.
         refused: Messages that the fold will reject: if one of them is to be folded, its key is left to the pure code.
+        ties: Order of messages of one position, instead of that of their lanes.
     """
     numbers = np.array([names.number(place.lane) for place in places], np.int64)
-    order = fold_order(keys, positions, *distinct_lanes(lanes, places))
+    if ties is None:
+        order = fold_order(keys, positions, *distinct_lanes(lanes, places))
+    else:
+        order = sorted_rows([keys, *positions, ties])
     components = [component[order] for component in positions]
     left = pure.copy()
     left[keys[exotic]] = True
@@ -166,9 +171,11 @@ def _compare(a: Ints, i: int, a_width: int, b: Ints, j: int, b_width: int) -> in
 
 @compiled(allocates=False)
 def _holds(lanes: LaneArrays, lane: int, positions: Ints, at: int, width: int) -> bool:
-    """Whether a lane holds the position of `width` components at `at`."""
-    own = lanes.width[lane]
-    low, high = 0, (lanes.first[lane + 1] - lanes.first[lane]) // own
+    """Whether a lane holds the position of `width` components at `at`. Most positions are above all that it holds."""
+    own, end = lanes.width[lane], lanes.first[lane + 1]
+    low, high = 0, (end - lanes.first[lane]) // own
+    if high and _compare(lanes.held, end - own, own, positions, at, width) < 0:
+        return False
     while low < high:
         middle = (low + high) // 2
         order = _compare(lanes.held, lanes.first[lane] + middle * own, own, positions, at, width)
@@ -336,8 +343,14 @@ def _hold(
                 pure[key] = True
                 break
             floor_at = flooring
-            i = 0
-            for place in range(total):  # merge
+            i, begins = 0, 0
+            older = (held_end - from_held) // size
+            if cut > 1 and (
+                not older or _compare(before.held, held_end - size, size, rows.positions, mine[0] * rows.most, size) < 0
+            ):
+                begins = cut - 1  # in order: what is cut needs no merge
+                from_held, i = from_held + min(begins, older) * size, max(begins - older, 0)
+            for place in range(begins, total):  # merge
                 row_at = mine[i] * rows.most if i < fresh else -1
                 take_old = from_held < held_end and (
                     i >= fresh or _compare(before.held, from_held, size, rows.positions, row_at, size) < 0

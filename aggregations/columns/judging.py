@@ -16,6 +16,7 @@ from aggregations.columns.arrays import Ints
 from aggregations.columns.judge import VERDICTS
 from aggregations.columns.records import StoredStates, Texts
 from aggregations.columns.rulings import Rulings
+from aggregations.definition.headers import header_column
 from aggregations.definition.judging import Judging
 from aggregations.per_message.judging import ruled
 from envelope import Verdict
@@ -45,8 +46,8 @@ def rulings_of(
 
     Args:
         rule: The filter.
-        inputs: The columns that it reads, if they are known: those of the payload by name, those of the envelope by
-            `stamped`, and topic, partition, offset, key, timestamp and headers.
+        inputs: The columns that it reads, if they are known: those of the payload by name, headers by `header_column`,
+            those of the envelope by `stamped`, and topic, partition, offset, key and timestamp.
         subjects: Returns some of the rows as the filter judges them.
         codes: Number of each row's state; the rows of one state together, in the order in which they are judged.
         stored: The states before.
@@ -100,7 +101,7 @@ def _remembered(rule: Any, inputs: pl.DataFrame, codes: Ints, stored: StoredStat
         scoped = key.is_not_null().to_numpy().copy()
     if isinstance(rule, DistinctSession):
         return judge_sessions(rule, key, time, scoped, codes, stored)
-    identity, places = [key], pl.Series([], dtype=pl.String)
+    identity, places, place = [key], pl.Series([], dtype=pl.String), np.zeros(0, np.int64)
     if isinstance(rule, EventIdFilter) or (isinstance(rule, IntervalFilter) and not rule.keyed):
         identity = []
     elif isinstance(rule, IntervalFilter) and rule.key is not None:
@@ -108,8 +109,7 @@ def _remembered(rule: Any, inputs: pl.DataFrame, codes: Ints, stored: StoredStat
             return None
         identity = [changed.cast(pl.Binary)]
     if isinstance(rule, IntervalFilter) and rule.partitions:
-        place = pl.concat_str(schema.TOPIC, schema.PARTITION, separator=":")
-        places = inputs.select(place).to_series()
+        places, place = _places(inputs)
     if not isinstance(rule, DistinctTumbling) and rule.id is not None:
         if (ids := _column(rule.id, inputs)) is None or ids.dtype not in KINDS:
             return None
@@ -117,7 +117,17 @@ def _remembered(rule: Any, inputs: pl.DataFrame, codes: Ints, stored: StoredStat
     if Judging(rule).spans:
         scoped = identity[0].is_not_null().to_numpy().copy()
     offset = inputs.get_column(schema.OFFSET).to_numpy().copy()
-    return judge_ids(rule, identity, time, offset, scoped, codes, stored, places)
+    return judge_ids(rule, identity, time, offset, scoped, codes, stored, places, place)
+
+
+def _places(inputs: pl.DataFrame) -> tuple[pl.Series, Ints]:
+    """Texts of topics and partitions, and the number of each row's text: most rows have the same few."""
+    topic, partition = inputs.get_column(schema.TOPIC), inputs.get_column(schema.PARTITION).to_numpy()
+    topics, partitions = topic.unique().to_list(), int(partition.max()) + 1
+    place = partition.astype(np.int64)
+    for number, one in enumerate(topics[1:], 1):
+        place[(topic == one).to_numpy()] += number * partitions
+    return pl.Series([f"{one}:{number}" for one in topics for number in range(partitions)]), place
 
 
 def _producers(rule: ProducerFilter, inputs: pl.DataFrame, codes: Ints, stored: StoredStates) -> Rulings | None:
@@ -137,14 +147,10 @@ def _times(rule: Any, inputs: pl.DataFrame) -> pl.Series | None:
 
 def _column(extractor: Any, inputs: pl.DataFrame) -> pl.Series | None:
     """The column that an extractor reads; None if it is not known."""
-    if isinstance(extractor, FromHeader):
-        from aggregations.columns.headers import last_values
-
-        return (
-            last_values(inputs.get_column(schema.HEADERS), extractor.name) if schema.HEADERS in inputs.columns else None
-        )
     name = ""
-    if isinstance(extractor, FromValue):
+    if isinstance(extractor, FromHeader):
+        name = header_column(extractor.name)
+    elif isinstance(extractor, FromValue):
         name = extractor.name
     elif isinstance(extractor, FromEnvelope):
         name = stamped(extractor.name)

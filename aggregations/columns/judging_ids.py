@@ -23,7 +23,6 @@ from aggregations.columns.rulings import (
     BEYOND_HORIZON,
     DUPLICATE,
     LATE,
-    REPROCESSED,
     UNIDENTIFIED,
     Rulings,
     begins_of,
@@ -108,6 +107,7 @@ def judge_ids(
     codes: Ints,
     stored: StoredStates,
     places: pl.Series,
+    place: Ints,
 ) -> Rulings:
     """Judge rows as `judge` of the filters does.
 
@@ -119,14 +119,16 @@ def judge_ids(
         scoped: Which rows have a state.
         codes: Number of each row's state; the rows of one state together, in the order in which they are judged.
         stored: The states before.
-        places: Topic and partition of each row, as text; of no rows unless the states have them.
+        places: Topics with partitions, as text.
+        place: Number of each row's place; of no rows unless the states have places.
     """
     found = Rulings.of(len(codes), stored)
     limits, until = _limits(rule), times
     if isinstance(rule, DistinctTumbling):
         starts = times - times % rule.size_ms
         identity, until = [*identity, pl.Series(starts)], starts + rule.size_ms
-    before, place_first, place_last = Identities.of(stored.data, [places])
+    before, places_first, places_last = Identities.of(stored.data, [places])
+    place_first, place_last = places_first[place], places_last[place]
     text, first, last = Identities.of(before, identity)
     begins = begins_of(codes)
     own = codes[begins]
@@ -280,9 +282,7 @@ def _judge_state(
                     begin, other, size = states.place_first[known], rows.place_first[row], rows.place_last[row]
                     size -= other
                     again = states.place_last[known] - begin == size and is_same(data, begin, other, size)
-                if again:
-                    verdicts[row] = REPROCESSED
-                elif abs(time - states.time[known]) > rule.span:
+                if not again and abs(time - states.time[known]) > rule.span:
                     verdicts[row] = BEYOND_HORIZON
             continue
         until = rows.until[row]

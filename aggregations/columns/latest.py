@@ -16,6 +16,7 @@ from aggregations.columns.records import States, Texts
 from aggregations.columns.signature import Signature
 from aggregations.definition.folds import is_state
 from aggregations.definition.lookups import LatestRow
+from aggregations.definition.times import micros_of
 
 
 def fold_latest(
@@ -47,7 +48,7 @@ def fold_latest(
     cells = latest.select(names).rows() if names else [()] * len(rows)
     gone = schema.tombstones(latest)
     missing = [False] * len(rows) if gone is None else gone.tolist()
-    places = latest.select(schema.SIGNATURE, schema.position(0), schema.EVENT_TIME).rows()
+    places = latest.select(schema.SIGNATURE, schema.position(0), schema.TIMESTAMP).rows()
     found = list(zip(rows.tolist(), places, missing, cells, strict=True))
     keys = len(stored.exists)
     values, unfit = Values.of(1, keys), np.zeros(keys, np.bool_)
@@ -56,12 +57,12 @@ def fold_latest(
     for start, end in pairwise(bounds):
         code = int(codes[start])
         state = msgspec.json.decode(stored.text(0, code)) if stored.exists[code] else fold.zero()
-        for row, (lane, offset, time_us), no_row, given in found[start:end]:
+        for row, (lane, offset, timestamp_ms), no_row, given in found[start:end]:
             if chained[lane]:
                 state = fold.fold(state, elements[row])
             else:
                 kept = None if no_row else dict(zip(names, given, strict=True))
-                fold.put(state, signatures[lane].kept.lane, (offset,), time_us, kept)
+                fold.put(state, signatures[lane].kept.lane, (offset,), micros_of(timestamp_ms), kept)
         if is_state(state):
             texts.put(0, code, state)
         else:

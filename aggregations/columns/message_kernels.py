@@ -24,8 +24,8 @@ _INT: Final = 0xFFFFFFFF
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _copy(context: Any, to: Any, source: Any, size: Any) -> Any:
-    """Memcpy."""
+def copy(context: Any, to: Any, source: Any, size: Any) -> Any:
+    """Copy `size` bytes from one address to another."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, source, size = arguments
@@ -37,16 +37,19 @@ def _copy(context: Any, to: Any, source: Any, size: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _call(context: Any, function: Any, message: Any, more: Any) -> Any:
-    """Call `int64_t function(message, more)`; a function that returns or takes less may be called, too."""
+def call(context: Any, function: Any, arguments: Any) -> Any:
+    """Call a function at an address with arguments of eight bytes, given as a tuple.
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        function, message, more = arguments
-        kind = ir.FunctionType(ir.IntType(64), [cgutils.voidptr_t, cgutils.voidptr_t])
-        callee = builder.inttoptr(function, kind.as_pointer())
-        return builder.call(callee, [builder.inttoptr(one, cgutils.voidptr_t) for one in (message, more)])
+    Returns:
+        int64, also of a function that returns less or nothing: then only the lower bytes count, or none.
+    """
 
-    return types.int64(types.int64, types.int64, types.int64), generate
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(64), [ir.IntType(64)] * len(arguments))
+        callee = builder.inttoptr(given[0], kind.as_pointer())
+        return builder.call(callee, cgutils.unpack_tuple(builder, given[1]))
+
+    return types.int64(types.int64, types.UniTuple(types.int64, len(arguments))), generate
 
 
 @compiled(types.UniTuple(types.int64, 4)(NUMBERS, types.int64))
@@ -109,14 +112,14 @@ def copied(
             continue
         partitions[row] = np.int32(words[_PARTITION] & _INT)
         offsets[row] = words[_OFFSET]
-        timestamps[row] = _call(timestamp, messages[place], 0)
+        timestamps[row] = call(timestamp, (messages[place], 0))
         key_valid[row] = words[_KEY] != 0
         if words[_KEY]:
-            _copy(key_data.ctypes.data + key_at, words[_KEY], words[_KEY + 1])
+            copy(key_data.ctypes.data + key_at, words[_KEY], words[_KEY + 1])
             key_at += words[_KEY + 1]
         value_valid[row] = words[_PAYLOAD] != 0
         if words[_PAYLOAD]:
-            _copy(value_data.ctypes.data + value_at, words[_PAYLOAD], words[_PAYLOAD + 1])
+            copy(value_data.ctypes.data + value_at, words[_PAYLOAD], words[_PAYLOAD + 1])
             value_at += words[_PAYLOAD + 1]
         row += 1
         key_bounds[row] = key_at
@@ -127,4 +130,4 @@ def copied(
 def destroyed(messages: Any, destroy: int) -> None:
     """Give messages back. `destroy` is the address of `rd_kafka_message_destroy`."""
     for address in messages:
-        _call(destroy, address, 0)
+        call(destroy, (address,))

@@ -1,4 +1,4 @@
-"""Sorting of a batch. Columns are combined into one number if they fit into 63 bits."""
+"""Sorting of a batch."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -10,7 +10,11 @@ from aggregations.columns.schema import MISSING
 from aggregations.columns.signature import Lane
 from envelope import Position
 
-_BITS: Final = 63
+_RADIX_BITS: Final = 16
+_MOST_BITS: Final = 48
+"""Numbers with more bits are not sorted by radix."""
+_RUNS: Final = 64
+"""Most runs in order that are merged."""
 
 
 def fold_order(keys: Ints, positions: Sequence[Ints], lanes: Ints, places: Sequence[Lane]) -> Ints:
@@ -23,28 +27,30 @@ def fold_order(keys: Ints, positions: Sequence[Ints], lanes: Ints, places: Seque
 
 def sorted_rows(columns: Sequence[Ints]) -> Ints:
     """Return the rows in the order of the columns, the first column first. The sort is stable."""
-    rows = len(columns[0])
-    packed = np.zeros(rows, np.int64)
-    if rows < 2:
-        return packed
-    bits = 0
-    for column in columns:
-        lowest = int(column.min())
-        needed = (int(column.max()) - lowest).bit_length()
-        bits += needed
-        if bits > _BITS:
-            return np.lexsort(columns[::-1])
-        if needed:
-            packed = (packed << needed) | (column - lowest)
-    if (packed[1:] >= packed[:-1]).all():
-        return np.arange(rows)
-    needed = (rows - 1).bit_length()
-    if bits + needed > _BITS:
-        return np.argsort(packed, kind="stable")
-    # With the row number in the lowest bits, sorting values sorts rows, several times as fast.
-    packed = (packed << needed) | np.arange(rows)
-    packed.sort()
-    return packed & ((1 << needed) - 1)
+    order = np.arange(len(columns[0]))
+    for column in reversed(columns):
+        order = order[_stable(column[order])]
+    return order
+
+
+def _stable(column: Ints) -> Ints | slice:
+    """The rows in the order of one column, stably.
+
+    numpy sorts numbers of 16 bits by radix, in a tenth of the time of larger ones, and merges runs that are in order: the
+    offsets of each partition are.
+    """
+    descents = np.count_nonzero(column[1:] < column[:-1])
+    if not descents:
+        return slice(None)
+    lowest = int(column.min())
+    bits = (int(column.max()) - lowest).bit_length()
+    if bits > _RADIX_BITS and (descents <= _RUNS or bits > _MOST_BITS):
+        return np.argsort(column, kind="stable")
+    left = column - lowest
+    order = np.argsort(left.astype(np.uint16), kind="stable")
+    for shift in range(_RADIX_BITS, bits, _RADIX_BITS):
+        order = order[np.argsort((left[order] >> shift).astype(np.uint16), kind="stable")]
+    return order
 
 
 def distinct_lanes(lanes: Ints, places: Sequence[Lane]) -> tuple[Ints, list[Lane]]:

@@ -28,5 +28,6 @@ def load_reading() -> None:
     """Load what reads messages, envelopes and payloads, which `prepare` does not need."""
     import aggregations.columns.envelope_reading
     import aggregations.columns.gather
+    import aggregations.columns.header_kernels
     import aggregations.columns.message_kernels
     import aggregations.columns.payload_reading  # noqa: F401

@@ -20,7 +20,6 @@ DUPLICATE: Final = VERDICTS.index(Verdict.DUPLICATE)
 FENCED: Final = VERDICTS.index(Verdict.FENCED)
 LATE: Final = VERDICTS.index(Verdict.LATE)
 REJECTED: Final = VERDICTS.index(Verdict.REJECTED)
-REPROCESSED: Final = VERDICTS.index(Verdict.REPROCESSED)
 UNIDENTIFIED: Final = VERDICTS.index(Verdict.UNIDENTIFIED)
 
 

@@ -104,7 +104,7 @@ class SessionGroups(Groups):
 
     @property
     def dues(self) -> Mapping[int, int]:
-        return {key: self._window.due(sessions[-1].end) for key, sessions in self._held.items()}
+        return {key: self._window.noted_due(sessions[-1].end) for key, sessions in self._held.items()}
 
     def of_keys(self, folded: Folded) -> Folded:
         """The states after the batch by key: all their sessions."""

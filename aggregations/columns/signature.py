@@ -77,6 +77,11 @@ class Signature:
         return 1 + len(self.edges)
 
     @property
+    def republished(self) -> bool:
+        """Whether its records were republished; those that were only redriven were not."""
+        return bool(self.edges)
+
+    @property
     def components(self) -> int:
         """Number of position columns: after the position, a redriven record has the offset at which it was rejected."""
         return self.width + (self.back is not None)

@@ -226,7 +226,10 @@ def _look_up(stepped: Stepped, step: Lookup) -> None:
     )
     joined = keys.to_frame().join(table, on=_LOOKED, how="left", maintain_order="left")
     has = joined.get_column(_FOUND).fill_null(value=False).to_numpy()
-    stepped.frame = stepped.frame.with_columns(joined.get_column(name) for name in step.columns)
+    added = joined.select(list(step.columns))
+    if (gone := schema.tombstones(stepped.frame)) is not None:  # a tombstone has no columns, so it gets none
+        added = added.select(pl.when(pl.Series(~gone)).then(pl.all()))
+    stepped.frame = stepped.frame.with_columns(added.get_columns())
     if step.missing is Missing.DEAD_LETTER:
         stepped.reject((~has).astype(np.uint8), [NO_ENTRY])
     elif step.missing is Missing.DROP:

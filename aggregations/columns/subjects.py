@@ -1,6 +1,6 @@
 """Rows as a filter of known parameters judges them: only what such a filter reads, at a fraction of an element's cost."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -8,7 +8,7 @@ import polars as pl
 
 from aggregations.columns import schema
 from aggregations.columns.signature import Signature
-from aggregations.definition.system import HEADERS
+from aggregations.definition.headers import header_of
 from envelope.filters.producers import Stamp
 
 INPUT: Final = "_in:"
@@ -52,8 +52,9 @@ def subjects_of(frame: pl.DataFrame, signatures: Sequence[Signature]) -> list[An
         signatures: By the codes of `_signature`.
     """
     size = frame.height
-    chained = np.array([one.chained for one in signatures], np.bool_)
-    names = [name for name in frame.columns if name.startswith(INPUT) and name != f"{INPUT}{HEADERS}"]
+    chained = np.array([one.republished for one in signatures], np.bool_)
+    headers = {name: header for name in frame.columns if (header := header_of(name.removeprefix(INPUT))) is not None}
+    names = [name for name in frame.columns if name.startswith(INPUT) and name not in headers]
     plain = [name.removeprefix(INPUT) for name in names]
     cells = [frame.get_column(name).to_list() for name in names]
     values = [dict(zip(plain, row, strict=True)) for row in zip(*cells, strict=True)] if cells else [{}] * size
@@ -65,7 +66,7 @@ def subjects_of(frame: pl.DataFrame, signatures: Sequence[Signature]) -> list[An
         frame.get_column(schema.KEY).to_list(),
         values,
         frame.get_column(schema.TIMESTAMP).to_list(),
-        _headers(frame, size),
+        _headers(frame, headers),
         stamps_of(frame, size),
         chained[frame.get_column(schema.SIGNATURE).to_numpy()].tolist(),
         frame.get_column(schema.EVENT_ID).to_list(),
@@ -100,8 +101,9 @@ def stamps_of(frame: pl.DataFrame, size: int) -> list[Stamp | None]:
     return [None if gone else Stamp(*row) for gone, *row in zip(missing, *fields, strict=True)]
 
 
-def _headers(frame: pl.DataFrame, size: int) -> list[tuple[tuple[str, bytes | None], ...]]:
-    if f"{INPUT}{HEADERS}" not in frame.columns:
-        return [()] * size
-    lists = frame.get_column(f"{INPUT}{HEADERS}").to_list()
-    return [tuple((one["key"], one["value"]) for one in row or ()) for row in lists]
+def _headers(frame: pl.DataFrame, columns: Mapping[str, str]) -> list[tuple[tuple[str, bytes | None], ...]]:
+    """The headers that the filter reads, by name of the column, each once: the last one of its name."""
+    if not columns:
+        return [()] * frame.height
+    cells = [[(header, value) for value in frame.get_column(name).to_list()] for name, header in columns.items()]
+    return list(zip(*cells, strict=True))

@@ -71,6 +71,10 @@ class Deduplicating(Generic[T]):
             bare = [topic for topic, source in flow.topics.items() if not source.envelope]
             if judging.reads_envelope and bare:
                 raise FlowError(f"it reads envelopes, and topic {bare[0]} has none: extract from a header or a column")
+            if judging.foreign:
+                raise FlowError(
+                    f"it reads {judging.foreign[0]} of envelopes, which elements do not have: extract from a header or a column"
+                )
         names = {step.name for step in flow.steps if isinstance(step, Aggregate)}
         if name in {"end", *names, *flow.tables}:
             raise FlowError(f"flow {flow.name!r} already has a stage {name!r}; pass another name=")

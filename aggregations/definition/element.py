@@ -99,8 +99,8 @@ class Element(Generic[T]):
 
     @property
     def chained(self) -> bool:
-        """Whether it has a chain: its record was republished."""
-        return bool(self.chain)
+        """Whether its record was republished; one that was only redriven was not."""
+        return any(not hop.pass_through for hop in self.chain)
 
     @property
     def lineage(self) -> Lineage:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from aggregations.definition.arguments import check_type
-from aggregations.definition.times import MICROS, due_in_steps
+from aggregations.definition.times import MICROS, due_in_steps, put_off, step_of
 from aggregations.definition.windows import duration, length_text
 from aggregations.errors import FlowError
 
@@ -36,13 +36,20 @@ class Expiry:
         """The due time of a state with this latest event time: the same in seconds, rounded up, whatever the expiry."""
         return -(-time_us // MICROS)
 
+    def noted_due(self, time_us: int) -> int:
+        """The due time that a store notes: the first time at or after `due` up to which states leave.
+
+        Most writes of a state that is often written do not change it, and neither do they change a store's index.
+        """
+        return put_off(self.due(time_us), step_of(self.seconds))
+
     def due_until(self, closing_us: int) -> int:
         """The latest due time of a state that leaves the store, in seconds since 1970.
 
         Args:
             closing_us: The closing watermark, in microseconds since 1970.
         """
-        return due_in_steps(closing_us, self.seconds)
+        return due_in_steps(closing_us, self.seconds, step_of(self.seconds))
 
     @staticmethod
     def is_removed(time_us: int, removed: int | None) -> bool:

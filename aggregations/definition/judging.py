@@ -12,8 +12,9 @@ from aggregations.definition.element import Element
 from aggregations.definition.expressions import Expression, name_of
 from aggregations.definition.fields import Fields
 from aggregations.definition.fingerprint import describe_callable, describe_object
-from aggregations.definition.system import EVENT_ID, HEADERS, KEY, PARTITION, TOPIC
-from envelope.filters.arrival import STAMPED, Filter, FromEnvelope, FromHeader, FromValue, Scope, place_of, shard_of
+from aggregations.definition.headers import header_column, last_value
+from aggregations.definition.system import KEY, PARTITION, TOPIC
+from envelope.filters.arrival import STAMPED, Extractor, Filter, FromEnvelope, FromHeader, FromValue, Scope, place_of
 from envelope.filters.distinct import DistinctSession, DistinctTumbling
 from envelope.filters.event_ids import EventIdFilter
 from envelope.filters.interval import IntervalFilter
@@ -31,9 +32,10 @@ BUILT_IN: Final = (
 """Filters whose parameters are known: what they read, and which records share a state."""
 
 _READ: Final = (FromEnvelope, FromHeader, FromValue)
-_TEXTS: Final = (pl.String(), pl.Binary())
-_NUMBERS: Final = (pl.Int8(), pl.Int16(), pl.Int32(), pl.Int64(), pl.UInt8(), pl.UInt16(), pl.UInt32())
-_PLACE: Final = pl.concat_str(pl.col(TOPIC), pl.col(PARTITION), separator=":")
+_FIELDS: Final = frozenset({"event_id", "event_time_us", "key", *STAMPED})
+"""Fields of an envelope that elements have."""
+PLACE: Final = pl.concat_str(pl.col(TOPIC), pl.col(PARTITION), separator=":")
+"""`place_of` of a row."""
 
 Scoped: TypeAlias = Expression | Callable[[Element[Any]], bytes]
 
@@ -83,6 +85,11 @@ class Judging:
         return any(isinstance(one, FromEnvelope) or one is envelope_stamp for one in self.extractors)
 
     @property
+    def foreign(self) -> list[str]:
+        """Fields of envelopes that the filter reads, and elements do not have."""
+        return [one.name for one in self.extractors if isinstance(one, FromEnvelope) and one.name not in _FIELDS]
+
+    @property
     def reads_stamps(self) -> bool:
         """Whether the filter may read `Element.stamp`."""
         named = (one.name for one in self.extractors if isinstance(one, FromEnvelope))
@@ -99,6 +106,12 @@ class Judging:
         return bool(getattr(self.rule, "partitions", 0))
 
     @property
+    def time(self) -> Extractor | None:
+        """What extracts the time by which the filter judges; None for the record's timestamp."""
+        found = getattr(self.rule, "time", None)
+        return found if callable(found) else None
+
+    @property
     def shares_topics(self) -> bool:
         """Whether records of several topics have one state; that of a filter of the user names its topic if it must."""
         return self.spans or (self.by_key and is_built_in(self.rule))
@@ -110,8 +123,8 @@ class Judging:
 
     def inputs(self) -> dict[str, pl.Expr]:
         """Columns that the filter reads, if they are known."""
-        headers = [HEADERS] * (self.is_known and any(isinstance(one, FromHeader) for one in self.extractors))
-        return {name: pl.col(name) for name in [*self.columns, *headers]}
+        headers = sorted({one.name for one in self.extractors if isinstance(one, FromHeader)}) if self.is_known else []
+        return {name: pl.col(name) for name in self.columns} | {header_column(one): last_value(one) for one in headers}
 
     def scope(self) -> Scoped:
         """The key of the state that judges an element, as the key of a stage.
@@ -121,7 +134,7 @@ class Judging:
         """
         if self.spans or not is_built_in(self.rule):
             return Scopes(self.rule)
-        return _PLACE if not self.by_key else pl.coalesce(pl.col(KEY), _PLACE.cast(pl.Binary))
+        return PLACE if not self.by_key else pl.coalesce(pl.col(KEY), PLACE.cast(pl.Binary))
 
     def describe(self) -> str:
         """The filter in a few words."""
@@ -133,37 +146,13 @@ class Judging:
 
 @dataclass(frozen=True, slots=True)
 class Scopes:
-    """Returns the key of the state that judges an element."""
+    """Returns the key of the state that judges an element; `aggregations.columns.scopes` does so for columns."""
 
     rule: Filter[Any]
 
     def __call__(self, element: Element[Any]) -> bytes:
         scope = self.rule.scope(element)
         return place_of(element).encode() if scope is None else scope
-
-    def of_columns(self, frame: pl.DataFrame) -> pl.Series | None:
-        """The keys for all rows of a frame, Binary; None unless ids are spread over states and are in a column.
-
-        Args:
-            frame: The payload's columns and the system columns.
-        """
-        rule = self.rule
-        if not isinstance(rule, EventIdFilter | IntervalFilter) or not (is_built_in(rule) and rule.partitions):
-            return None
-        changed = rule.key if isinstance(rule, IntervalFilter) and rule.keyed else None
-        ids = _column(changed or rule.id, frame)
-        if ids is None or ids.dtype not in (_TEXTS if changed else (*_TEXTS, *_NUMBERS)):
-            return None  # an id may be invalid, and its record is rejected
-        found = (ids.cast(pl.Binary) if changed else ids).to_list()
-        scopes = [None if one is None else shard_of(one, rule.partitions) for one in found]
-        return frame.select(pl.coalesce(pl.Series(scopes, dtype=pl.Binary), _PLACE.cast(pl.Binary))).to_series()
-
-
-def _column(extractor: Any, frame: pl.DataFrame) -> pl.Series | None:
-    """The column that an extractor of ids reads; None if it is not known."""
-    if isinstance(extractor, FromValue) and extractor.name in frame.columns:
-        return frame.get_column(extractor.name)
-    return frame.get_column(EVENT_ID).replace("", None) if extractor == FromEnvelope("event_id") else None
 
 
 def describe_fold(fold: Any) -> str:

@@ -9,6 +9,7 @@ import polars as pl
 
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import Expression, describe_expression
+from aggregations.definition.times import micros_of
 from aggregations.errors import FlowError
 from envelope import Position
 from envelope.dedup.lineage import position_order
@@ -79,9 +80,9 @@ class LatestRow:
 
 
 def _time_us(element: Element[Any]) -> int:
-    """The timestamp of the root record, if the chain has it: it is the same in every delivery."""
-    root = element.chain[0].timestamp_ms if element.chain else None
-    return element.event_time_us if root is None else root * 1000
+    """The timestamp of the root record, if it is known: it is the same in every delivery. Else the event time."""
+    root = element.chain[0].timestamp_ms if element.chain else element.timestamp_ms
+    return element.event_time_us if root is None else micros_of(root)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 from aggregations.definition.arguments import check_type, located
 from aggregations.definition.fields import Fields
 from aggregations.definition.folds import check_state
-from aggregations.definition.times import EPOCH, MICROS, due_in_steps
+from aggregations.definition.times import EPOCH, MICROS, due_in_steps, put_off, step_of
 from aggregations.definition.windows import (
     RETENTION,
     Late,
@@ -96,6 +96,18 @@ class SessionWindow:
         """The due time of a session that ends then, in seconds since 1970: the first second after its last element."""
         return time_us // MICROS + 1
 
+    @property
+    def _step(self) -> int:
+        """Seconds in which the due times that a store notes rise.
+
+        Sessions that were published less than this ago are looked through once more.
+        """
+        return max(min(step_of(self.stays), self.changes // 4), 1)
+
+    def noted_due(self, time_us: int) -> int:
+        """The due time that a store notes for a state whose last session ends then; see `Expiry.noted_due`."""
+        return put_off(self.due(time_us), self._step)
+
     def closed_until(self, closing_us: int) -> int:
         """The latest due time of a session that no element can join any more.
 
@@ -105,7 +117,7 @@ class SessionWindow:
         Returns:
             Seconds since 1970, not before `due_until`. It rises in steps.
         """
-        return max(due_in_steps(closing_us, self.changes), self.due_until(closing_us))
+        return max(due_in_steps(closing_us, self.changes, step_of(self.changes)), self.due_until(closing_us))
 
     def shut_until(self, published: int) -> int:
         """The time before which elements are too late, so that they join no session that is published.
@@ -136,7 +148,7 @@ class SessionWindow:
         Returns:
             Seconds since 1970. It rises in steps.
         """
-        return due_in_steps(closing_us, self.stays)
+        return due_in_steps(closing_us, self.stays, step_of(self.stays) // self._step * self._step)
 
     @staticmethod
     def is_removed(time_us: int, removed: int | None) -> bool:

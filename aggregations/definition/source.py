@@ -24,6 +24,7 @@ from aggregations.definition.expressions import (
 from aggregations.definition.payloads import Json, Payload, Protobuf, Raw, payload_of
 from aggregations.definition.schemas import types_of
 from aggregations.definition.system import SYSTEM_COLUMNS
+from aggregations.definition.times import micros_of
 from aggregations.definition.windows import duration
 from aggregations.errors import FlowError
 from envelope import Envelope, EnvelopeError, Hop, Limits, Lineage, Node, Reason, Siblings, Tombstones, decode
@@ -34,8 +35,6 @@ from envelope.limits import DEFAULT_LIMITS
 
 __all__ = ["Decoded", "Json", "Raw", "RecordDecoder", "Topic"]
 
-MAX_TIMESTAMP_MS: Final = (2**63 - 1) // 1000
-"""The latest timestamp that fits into 64 bits in microseconds; its negative is the earliest."""
 _AHEAD: Final = 3_600
 """Seconds: the default of `ahead=`, as Kafka 4's of `message.timestamp.after.max.ms`."""
 
@@ -278,7 +277,7 @@ class RecordDecoder:
             chain=message.chain,
             key=record.key,
             event_id=message.event_id,
-            event_time_us=_micros(record.timestamp_ms) if message.event_time_us is None else message.event_time_us,
+            event_time_us=micros_of(record.timestamp_ms) if message.event_time_us is None else message.event_time_us,
             identity=message.event_id if self.topic.siblings is Siblings.EVENT_ID else "",
             time_us=_time_us(message, record),
             stamp=stamp_of(message) if self._stamps else None,
@@ -309,7 +308,7 @@ class RecordDecoder:
             chain=(),
             key=record.key,
             event_id="",
-            event_time_us=_micros(record.timestamp_ms),
+            event_time_us=micros_of(record.timestamp_ms),
             identity="",
             time_us=_root_time(record.timestamp_ms),
         )
@@ -326,9 +325,4 @@ def _time_us(message: Envelope, record: Record) -> int | None:
 
 def _root_time(timestamp_ms: int | None) -> int | None:
     """The timestamp of a root as event time; None if the root has none, which Kafka shows as -1."""
-    return None if timestamp_ms is None or timestamp_ms < 0 else _micros(timestamp_ms)
-
-
-def _micros(timestamp_ms: int) -> int:
-    """Milliseconds as microseconds, clamped to 64 bits: a producer may write any timestamp."""
-    return max(-MAX_TIMESTAMP_MS, min(timestamp_ms, MAX_TIMESTAMP_MS)) * 1000
+    return None if timestamp_ms is None or timestamp_ms < 0 else micros_of(timestamp_ms)

@@ -10,24 +10,36 @@ EARLIEST_US: Final = round((datetime(1000, 1, 1, tzinfo=UTC) - EPOCH).total_seco
 """The earliest valid event time."""
 LATEST_US: Final = round((datetime(9000, 1, 1, tzinfo=UTC) - EPOCH).total_seconds()) * MICROS
 """The latest valid event time."""
+MAX_TIMESTAMP_MS: Final = (2**63 - 1) // 1000
+"""The latest timestamp that fits into 64 bits in microseconds; its negative is the earliest."""
 NO_TIME: Final = "it has no valid event time, or one too far ahead of its record's timestamp"
 
 _STEPS: Final = 16
 """States leave at most this part of their time after they are due: a removal for every second would be too many."""
 
 
-def due_in_steps(closing_us: int, stays: int) -> int:
+def step_of(stays: int) -> int:
+    """Seconds between two removals of states that stay so many seconds after their due time."""
+    return max(stays // _STEPS, 1)
+
+
+def due_in_steps(closing_us: int, stays: int, step: int) -> int:
     """The latest due time of a state that leaves.
 
     Args:
         closing_us: The closing watermark, in microseconds since 1970.
         stays: How long a state stays after its due time, in seconds.
+        step: Seconds between two removals.
 
     Returns:
-        Seconds since 1970. It rises in steps of a sixteenth of `stays`.
+        Seconds since 1970, a multiple of `step`.
     """
-    step = max(stays // _STEPS, 1)
     return (closing_us // MICROS - stays) // step * step
+
+
+def put_off(due: int, step: int) -> int:
+    """The first multiple of a step at or after a due time, in seconds: no removal is between them."""
+    return -(-due // step) * step
 
 
 def checked_time(time_us: int | None, timestamp_ms: int, ahead: int) -> int | None:
@@ -48,3 +60,8 @@ def checked_time(time_us: int | None, timestamp_ms: int, ahead: int) -> int | No
     if time_us is None or not EARLIEST_US <= time_us <= LATEST_US:
         return None
     return time_us if time_us <= timestamp_ms * 1_000 + ahead * MICROS else None
+
+
+def micros_of(timestamp_ms: int) -> int:
+    """Milliseconds as microseconds, clamped to 64 bits: a producer may write any timestamp."""
+    return max(-MAX_TIMESTAMP_MS, min(timestamp_ms, MAX_TIMESTAMP_MS)) * 1000

@@ -11,6 +11,7 @@ import pyarrow as pa
 from aggregations.columns import schema
 from aggregations.columns.arrays import Ints
 from aggregations.columns.batch import indices_of, redriven, standing
+from aggregations.columns.scopes import scopes_of
 from aggregations.columns.signature import Signature
 from aggregations.columns.steps import Rejected, Stepped, evaluate_columns, evaluated
 from aggregations.columns.times import enter_times
@@ -338,7 +339,7 @@ def _further(job: Job, stage: Stage, frame: pl.DataFrame) -> list[str]:
 
 def _keys(stepped: Stepped, of: Expression | Callable[[Element[Any]], Any]) -> pl.Series:
     """Canonical bytes of the stage's key of every row; rows without one are rejected."""
-    if isinstance(of, Scopes) and stepped.values is None and (scopes := of.of_columns(stepped.frame)) is not None:
+    if isinstance(of, Scopes) and stepped.values is None and (scopes := scopes_of(of.rule, stepped.frame)) is not None:
         return scopes.alias(STAGE_KEY)
     if not isinstance(of, str | pl.Expr) or stepped.values is not None:
         keys = stepped.succeeded([stage_key(one) for one in stepped.each(of)])

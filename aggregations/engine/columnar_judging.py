@@ -19,7 +19,9 @@ from aggregations.columns.fold import Folded
 from aggregations.columns.judge import VERDICTS, HistoryLimits, Judged, judge
 from aggregations.columns.judging import rulings_of, stamped
 from aggregations.columns.lane_names import known_names
+from aggregations.columns.order import sorted_rows
 from aggregations.columns.records import StoredStates, form_of
+from aggregations.columns.rulings import begins_of
 from aggregations.columns.subjects import subjects_of
 from aggregations.definition.flow import Stage
 from aggregations.definition.inputs import siblings_of
@@ -36,11 +38,13 @@ from aggregations.per_message.judging import judge_stage
 from aggregations.per_message.stage import StageOutcome
 from aggregations.run.states import writes_of
 from envelope import Route, Verdict
+from envelope.filters.arrival import FromValue
+from envelope.filters.turns import in_turns
 from persistence.protocol import Stored
 
-_STATE: Final = "\0state"
-_ROW: Final = "\0row"
+_STATE, _PARTITION, _TIME = "state", "partition", "time"
 _ACCEPTED: Final = VERDICTS.index(Verdict.ACCEPTED)
+_LATE: Final = VERDICTS.index(Verdict.LATE)
 _DUPLICATE_IN_BATCH: Final = VERDICTS.index(Verdict.DUPLICATE_IN_BATCH)
 
 
@@ -65,6 +69,9 @@ class ColumnarJudging(ColumnarFold):
         exotic: Mask = self.frame.get_column(schema.EXOTIC).to_numpy()
         limits = HistoryLimits.of(self.aggregate.history, self.aggregate.lanes, job.batch, evict=job.evict)
         none = np.zeros(self.frame.height, np.bool_)
+        reading = self._in_reading_order()
+        turn = np.empty_like(reading)
+        turn[reading] = np.arange(len(reading))
 
         def judged_of(rows: Ints, uncommon: Mask) -> Judged:
             return judge(
@@ -78,10 +85,14 @@ class ColumnarJudging(ColumnarFold):
                 pure=before.other,
                 exotic=uncommon[rows],
                 refused=none[rows],
+                ties=turn[rows],
             )
 
-        judged = judged_of(np.arange(self.frame.height), exotic | self._late() | self._listed(entering))
-        rows = self._in_reading_order(np.flatnonzero(judged.fold))
+        every, uncommon = np.arange(self.frame.height), exotic | self._late() | self._listed(entering)
+        judged = judged_of(every, uncommon)
+        if (again := self._judged_before(judged)).any():
+            judged = judged_of(every, uncommon | again)
+        rows = reading[judged.fold[reading]]
         rulings = rulings_of(
             self._rule.rule,
             self._inputs_of(rows),
@@ -120,18 +131,36 @@ class ColumnarJudging(ColumnarFold):
         assert isinstance(self.aggregate.fold, Judging)
         return self.aggregate.fold
 
-    def _in_reading_order(self, rows: Ints) -> Ints:
-        """Rows by state, those of a state in the order in which they are judged."""
-        place = [schema.PARTITION, schema.OFFSET]
-        if self._rule.spans:
-            # The reference is `aggregations.per_message.judging.in_turns`.
-            own = pl.Series(_STATE, self.codes), pl.Series(_ROW, np.arange(len(self.codes)))
-            frame = self.frame.select(*place, schema.TIMESTAMP).with_columns(*own).sort(_STATE, *place)
-            reached = frame.with_columns(pl.col(schema.TIMESTAMP).cum_max().over(_STATE, schema.PARTITION))
-            order = reached.sort(_STATE, schema.TIMESTAMP, *place).get_column(_ROW).to_numpy()
-            return order[np.isin(order, rows)]
-        partition, offset = (self.frame.get_column(name).to_numpy()[rows] for name in place)
-        return rows[np.lexsort((offset, partition, self.codes[rows]))]
+    def _judged_before(self, judged: Judged) -> Mask:
+        """Rows that an attempt that crashed may have rejected: without a chain, and below what their states hold."""
+        found: Mask = judged.fold & (judged.verdicts == _LATE) & ~self._republished()
+        return found
+
+    def _in_reading_order(self) -> Ints:
+        """The rows by state, those of a state in the order in which they are judged."""
+        partition, offset = (self.frame.get_column(name).to_numpy() for name in (schema.PARTITION, schema.OFFSET))
+        order = sorted_rows([self.codes, partition, offset])
+        if not self._rule.spans:
+            return order
+        times = self._times()
+        if times is None:
+            subjects, codes = self._subjects(self.frame[order]), self.codes[order]
+            states = np.split(np.arange(len(order)), begins_of(codes)[1:])
+            turns = [mine[in_turns([subjects[row] for row in mine.tolist()], self._rule.time)] for mine in states]
+            return order[np.concatenate(turns)]
+        # The reference is `envelope.filters.turns.in_turns`.
+        frame = pl.DataFrame({_STATE: self.codes[order], _PARTITION: partition[order], _TIME: times[order]})
+        reached = frame.select(pl.col(_TIME).cum_max().over(_STATE, _PARTITION)).to_series().to_numpy()
+        return order[sorted_rows([self.codes[order], reached, partition[order], offset[order]])]
+
+    def _times(self) -> pl.Series | None:
+        """The times by which a filter judges; None if they are not in a column, or a row may have none."""
+        extractor = self._rule.time
+        if extractor is None:
+            return self.frame.get_column(schema.TIMESTAMP)
+        name = f"{INPUT}{extractor.name}" if isinstance(extractor, FromValue) else ""
+        times = self.frame.get_column(name) if name in self.frame.columns else None
+        return None if times is None or times.dtype != pl.Int64 or times.null_count() else times
 
     def _inputs_of(self, rows: Ints) -> pl.DataFrame:
         """The columns that the filter reads, if they are known: see `rulings_of`."""
@@ -143,13 +172,15 @@ class ColumnarJudging(ColumnarFold):
             found += [pl.col(f"{INPUT}{name}").alias(name) for name in self._rule.inputs()]
         if schema.STAMP in self.frame.columns:
             found.append(pl.col(schema.STAMP).struct.field("sequence").alias(stamped("sequence")))
-            found.append(pl.when(~self._chained()).then(schema.STAMP).alias(schema.STAMP))
+            own = pl.Series(~self._republished())
+            found.append(pl.when(own).then(schema.STAMP).alias(schema.STAMP))
         return self.frame.select(found)[rows]
 
-    def _chained(self) -> pl.Series:
-        """Rows whose envelope has a chain: their stamps are those of the root, which is in another partition."""
-        chained = np.array([one.chained for one in self.rows.signatures], np.bool_)
-        return pl.Series(chained[self.frame.get_column(schema.SIGNATURE).to_numpy()])
+    def _republished(self) -> Mask:
+        """Rows that were republished: their stamps and positions are those of the root, which is in another partition."""
+        republished = np.array([one.republished for one in self.rows.signatures], np.bool_)
+        found: Mask = republished[self.frame.get_column(schema.SIGNATURE).to_numpy()]
+        return found
 
     def _subjects(self, frame: pl.DataFrame) -> Sequence[Any]:
         """Rows as the filter judges them."""

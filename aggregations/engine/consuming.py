@@ -16,17 +16,17 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError
 
-from aggregations.columns import message_kernels
+from aggregations.columns import header_kernels, message_kernels
 from aggregations.columns.arrays import arrow, validity
 from aggregations.engine import librdkafka
-from aggregations.engine.message_objects import Event
+from aggregations.engine.message_objects import HEADERS, Event
 
 _VERSIONS: Final = (12, 16)
 """First and last minor version 2.x of librdkafka that were checked."""
 _LEVELS: Final = (logging.CRITICAL,) * 3 + (logging.ERROR, logging.WARNING) + (logging.INFO,) * 2 + (logging.DEBUG,)
 """Levels of Python's logging by syslog's, as confluent-kafka maps them."""
 _LOG_EVENT: Final = 0x4
-_COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp")
+_COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp", "headers")
 
 
 class Pointers:
@@ -36,13 +36,14 @@ class Pointers:
 
     Args:
         settings: Settings as for confluent-kafka: names and values of librdkafka, and a `logger` for log lines.
-        most_bytes: Bytes of keys and values after which a call returns no more messages.
+        most_bytes: Bytes of keys and values, and of headers, after which a call returns no more messages.
+        headers: Read headers, too.
 
     Raises:
         KafkaException: A setting is invalid.
     """
 
-    def __init__(self, settings: dict[str, Any], most_bytes: int) -> None:
+    def __init__(self, settings: dict[str, Any], most_bytes: int, *, headers: bool = False) -> None:
         self._library = library = librdkafka.functions()
         self._most_bytes = most_bytes
         self._log = settings["logger"]
@@ -53,6 +54,8 @@ class Pointers:
         library.rd_kafka_set_log_queue(self._kafka, self._logs)
         self._queue = library.rd_kafka_queue_get_consumer(self._kafka)
         self._timestamp = librdkafka.address(library.rd_kafka_message_timestamp)
+        readers = (library.rd_kafka_message_headers, library.rd_kafka_header_cnt, library.rd_kafka_header_get_all)
+        self._headers = tuple(map(librdkafka.address, readers)) if headers else None
         self._fetched = _Fetched(librdkafka.address(library.rd_kafka_message_destroy))
         # A client waits for its messages and queues before it ends, even when the process ends.
         self._release = weakref.finalize(self, _release, library, self._kafka, (self._queue, self._logs), self._fetched)
@@ -63,6 +66,11 @@ class Pointers:
             self._fetch(most, seconds)
         waiting = fetched.waiting[:most]
         count, errors, *sizes = message_kernels.measured(waiting, self._most_bytes)
+        if self._headers:
+            fewer, *headers = header_kernels.headers_measured(waiting[:count], self._most_bytes, self._headers)
+            if fewer < count:
+                count, errors, *sizes = message_kernels.measured(waiting[:fewer], self._most_bytes)
+            sizes += headers
         try:
             return self._columns(waiting[:count], count - errors, errors, sizes)
         finally:
@@ -101,9 +109,7 @@ class Pointers:
     def _columns(self, taken: Any, rows: int, errors: int, sizes: Sequence[int]) -> tuple[pa.RecordBatch, list[Event]]:
         partitions, failed = np.empty(rows, np.int32), np.empty(errors, np.int64)
         offsets, timestamps = np.empty(rows, np.int64), np.empty(rows, np.int64)
-        key, value = (
-            (np.empty(rows + 1, np.int32), np.empty(rows, np.bool_), np.empty(size, np.uint8)) for size in sizes
-        )
+        key, value = (_buffers(rows, size) for size in sizes[:2])
         message_kernels.copied(taken, self._timestamp, partitions, offsets, timestamps, key, value, failed)
         arrays = [
             _binary(*key),
@@ -112,7 +118,10 @@ class Pointers:
             arrow(offsets),
             arrow(timestamps).view(pa.timestamp("ms")),
         ]
-        return pa.RecordBatch.from_arrays(arrays, names=_COLUMNS), [self._event(taken[i]) for i in failed.tolist()]
+        if self._headers:
+            arrays.append(_headers(taken, self._headers, rows, *sizes[2:]))
+        names = _COLUMNS[: len(arrays)]
+        return pa.RecordBatch.from_arrays(arrays, names=names), [self._event(taken[i]) for i in failed.tolist()]
 
     def _event(self, address: int) -> Event:
         message = _Message.from_address(int(address))
@@ -174,6 +183,29 @@ def can_read_pointers() -> bool:
     major, minor = str(confluent_kafka.libversion()[0]).split(".")[:2]
     first, last = _VERSIONS
     return major == "2" and first <= int(minor) <= last and ctypes.sizeof(ctypes.c_void_p) == 8
+
+
+def _headers(
+    messages: Any, functions: tuple[int, ...], rows: int, headers: int, name_bytes: int, value_bytes: int
+) -> pa.ListArray:
+    """The headers of messages, of which `rows` have no error, as a column."""
+    bounds, name, value = np.empty(rows + 1, np.int32), _buffers(headers, name_bytes), _buffers(headers, value_bytes)
+    header_kernels.headers_copied(messages, functions, bounds, name, value)
+    pairs = pa.StructArray.from_arrays([texts(_binary(*name)), _binary(*value)], names=["key", "value"])
+    return pa.ListArray.from_arrays(arrow(bounds), pairs, type=HEADERS)
+
+
+def texts(names: pa.BinaryArray) -> pa.StringArray:
+    """Names of headers; bytes that are no UTF-8, from a client that does not check names, are replaced."""
+    try:
+        return names.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([one.decode(errors="replace") for one in names.to_pylist()], pa.string())
+
+
+def _buffers(rows: int, size: int) -> tuple[Any, Any, Any]:
+    """Arrays for bounds, validity and data of a column of bytes."""
+    return np.empty(rows + 1, np.int32), np.empty(rows, np.bool_), np.empty(size, np.uint8)
 
 
 def _binary(bounds: Any, valid: Any, data: Any) -> pa.BinaryArray:

@@ -228,8 +228,8 @@ def _client(settings: dict[str, Any], *, headers: bool) -> Client:
     """A consumer: one that makes no Python objects of messages, if that is possible."""
     from aggregations.engine import consuming  # its compiled code is for processes that read only
 
-    if consuming.can_read_pointers() and not headers:
-        return consuming.Pointers(settings, CHUNK_BYTES)
+    if consuming.can_read_pointers():
+        return consuming.Pointers(settings, CHUNK_BYTES, headers=headers)
     return Objects(settings, headers=headers)
 
 

@@ -194,7 +194,7 @@ class Job:
 
     def snapshots_of(self, stage: Stage, states: Mapping[bytes, KeyState]) -> list[OutputMessage]:
         """Snapshots of a stage's changed states."""
-        return snapshots_of(stage, states, ref=self.ref, epoch=self.epoch, attempt=self.attempt)
+        return snapshots_of(stage, states, ref=self.ref, epoch=self.epoch, batch=self.batch, attempt=self.attempt)
 
     def node(self, topic: str, partition: int, offset: int) -> Node:
         """Coordinates with the topic's current id, and its cluster if there are several."""

@@ -44,6 +44,9 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {  # result and arguments
     "rd_kafka_consume_batch_queue": (ctypes.c_ssize_t, _pointer, _int, _pointer, _size),
     "rd_kafka_message_errstr": (_text, _pointer),
     "rd_kafka_message_timestamp": (ctypes.c_int64, _pointer, _pointer),
+    "rd_kafka_message_headers": (_int, _pointer, _pointer),
+    "rd_kafka_header_cnt": (_size, _pointer),
+    "rd_kafka_header_get_all": (_int, _pointer, _size, _pointer, _pointer, _pointer),
     "rd_kafka_message_destroy": (None, _pointer),
 }
 

@@ -10,7 +10,8 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from aggregations.columns.arrays import arrow, binary
 from persistence.kafka.reading import assign
 
-_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+"""Type of the column `headers`."""
 
 
 class Event(NamedTuple):
@@ -34,8 +35,9 @@ class Client(Protocol):
         """Take messages, waiting until there are `most` or the time is over.
 
         Returns:
-            Columns `key` and `value` (binary), `partition` (int32), `offset` (int64) and `timestamp` (milliseconds),
-            the messages of a partition in ascending order; and the other events.
+            Columns `key` and `value` (binary), `partition` (int32), `offset` (int64), `timestamp` (milliseconds) and, if
+            the client reads them, `headers` (`HEADERS`), the messages of a partition in ascending order; and the other
+            events.
 
         Raises:
             KafkaException: The client cannot be read.
@@ -68,7 +70,7 @@ class Objects:
 
     Args:
         settings: Its settings.
-        headers: Read headers, too: column `headers`, lists of structs of `key` (string) and `value` (binary).
+        headers: Read headers, too.
 
     Raises:
         KafkaException: A setting is invalid.
@@ -95,7 +97,7 @@ class Objects:
             "timestamp": arrow(np.array([one.timestamp()[1] for one in messages], np.int64)).view(pa.timestamp("ms")),
         }
         if self._headers:
-            columns["headers"] = pa.array(list(map(_headers, messages)), _HEADERS)
+            columns["headers"] = pa.array(list(map(_headers, messages)), HEADERS)
         return pa.RecordBatch.from_arrays([*columns.values()], names=[*columns]), events
 
     def assign(self, topic: str, starts: Mapping[int, int]) -> None:

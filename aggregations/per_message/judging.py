@@ -18,10 +18,11 @@ from aggregations.definition.operators import Aggregate
 from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.stage import Decided, KeyState, StageOutcome
-from envelope import Decision, EnvelopeError, Position, Reason, Siblings, Standing, Verdict
+from envelope import Decision, EnvelopeError, Histories, Position, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.eviction import GrowthFullError
 from envelope.dedup.room import Room
-from envelope.filters.arrival import UNIDENTIFIED, Filter, Ruling, rejected
+from envelope.filters.arrival import DUPLICATE, UNIDENTIFIED, Filter, Ruling, rejected
+from envelope.filters.turns import in_turns
 
 _FIRST_SEEN: Final = frozenset({Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE})
 _UNCERTAIN: Final = frozenset({Verdict.BELOW_FLOOR, Verdict.BEYOND_HORIZON})
@@ -37,26 +38,6 @@ class _Judged:
     rejected: dict[int, Cause] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     retired: int = 0
-
-
-def in_turns(rows: Sequence[int], judged: Sequence[Any]) -> list[int]:
-    """The rows of several partitions in the order of time, those of one partition in the order of offsets.
-
-    A batch reads one partition after the other. A filter whose states hold ids of all partitions would see the time jump
-    ahead with each of them, and forget ids that the next partition repeats. So the partition whose time is lowest is
-    judged next, as Kafka Streams reads its input.
-
-    Args:
-        rows: Numbers of the rows, by partition and offset.
-        judged: What the filter judges, by number.
-    """
-    reached: dict[int, int] = {}
-    turns = []
-    for row in rows:
-        one = judged[row]
-        reached[one.partition] = max(one.timestamp_ms, reached.get(one.partition, one.timestamp_ms))
-        turns.append((reached[one.partition], one.partition, one.offset, row))
-    return [row for *_, row in sorted(turns)]
 
 
 def judge_stage(
@@ -99,7 +80,8 @@ def judge_stage(
         # number.
         rows = sorted(arrived, key=lambda i: (judged[i].partition, judged[i].offset))
         if isinstance(stage.fold, Judging) and stage.fold.spans:
-            rows = in_turns(rows, judged)
+            turns = in_turns([judged[i] for i in rows], stage.fold.time)
+            rows = [rows[turn] for turn in turns]
         policies = siblings if isinstance(siblings, Siblings) else [siblings[arrivals[i].element.topic] for i in rows]
         try:
             found[key] = _judge_key(
@@ -148,7 +130,8 @@ def _judge_key(
     assert isinstance(stage.fold, Judging)
     rule: Filter[Any] = stage.fold.rule
     standings = [one.standing for one in arrivals.values()]
-    decisions = dict(zip(arrivals, before.histories.judge(standings, siblings), strict=True))
+    # Of copies on several lanes the filter judges the first one: a later one would be out of order.
+    decisions = dict(zip(arrivals, before.histories.judge(standings, siblings, by_lane=False), strict=True))
     state = rule.load(before.fold) if before.folded else rule.zero()
     found, folded = _Judged(), list[Standing]()
     taken, refused = set[tuple[str, Position]](), set[tuple[str, Position]]()
@@ -181,23 +164,37 @@ def _judge_key(
         taken.add((standing.group, standing.position))
 
     for i, decision in decisions.items():
-        if decision.fold:
-            judge(i, decision)
-        else:
-            found.decisions[i] = decision
-    for i, decision in decisions.items():
         standing = arrivals[i].standing
         at = (standing.group, standing.position)
-        if decision.verdict is Verdict.DUPLICATE_IN_BATCH and at in refused and at not in taken:
-            # It is no copy of what was passed on: the filter rejected the other one.
+        if decision.fold and _was_rejected(arrivals[i], before.histories):
+            found.decisions[i] = Decision(Verdict.BELOW_FLOOR, fold=False)
+        elif decision.fold:
+            judge(i, decision)
+        elif decision.verdict is Verdict.DUPLICATE_IN_BATCH and at in refused and at not in taken:
+            # It is no copy of what was passed on: the filter rejected the one before.
             [alone] = before.histories.judge([standing])
             judge(i, alone)
+        else:
+            found.decisions[i] = decision
     if folded:
         histories, retired = before.histories.folding(
             folded, size=stage.history, lanes=stage.lanes, batch=batch, evict=evict, replays=replays
         )
         found.state, found.retired = KeyState(rule.dump(state), histories, before.version), len(retired)
     return found
+
+
+def _was_rejected(arrival: Arrival, histories: Histories) -> bool:
+    """Whether an attempt that crashed has judged an arrival and rejected it: its state holds later positions, and not this.
+
+    Judged again by the state as it is now, it might be passed on, or fence later messages. Positions without a chain are
+    offsets of the log, and arrive in their order.
+    """
+    standing = arrival.standing
+    if arrival.redriven is not None or arrival.element.route is not Route.PLAIN or len(standing.position) > 1:
+        return False
+    history = histories.lanes.get(standing.lane)
+    return history is not None and history.highest is not None and standing.position < history.highest
 
 
 def ruled(rule: Filter[Any], state: Any, subject: Any, *, scoped: bool = False) -> tuple[Ruling, Any]:
@@ -212,9 +209,11 @@ def ruled(rule: Filter[Any], state: Any, subject: Any, *, scoped: bool = False) 
     try:
         if not scoped and rule.scope(subject) is None:
             return UNIDENTIFIED, state
-        return rule.judge(state, subject)
+        ruling, state = rule.judge(state, subject)
     except EnvelopeError as error:
         return rejected(error), state
+    # Positions tell what is read again. This is another record, at that offset of a topic that was created again.
+    return (DUPLICATE if ruling.verdict is Verdict.REPROCESSED else ruling), state
 
 
 def verdict_of(position: Verdict, ruling: Ruling, incarnation: Verdict | None = None) -> Verdict:

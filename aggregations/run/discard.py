@@ -62,8 +62,8 @@ def fill_holes(
         mine = [one for one in records if run.flow.part_of(one.topic).topics.keys() == part.topics.keys()]
         hops = {replace(node, cluster=part.cluster): chain for node, chain in tombstones.items()}
         _fill_part(run, part, filling, mine, hops, apply=apply)
-    if apply and filling.struck:
-        run.rewrite_ledger(run.ledger.changed(Changes(filled=filling.struck)))
+    if apply and (struck := filling.struck | filling.outputs):
+        run.rewrite_ledger(run.ledger.changed(Changes(filled=struck)))
     # By the caller's coordinates, which name no cluster.
     return {replace(own, cluster=""): filling.found(own) for own in filling.counts}
 
@@ -94,6 +94,7 @@ def _fill_part(
     applied = loop.read(records)
     applied.elements = [one if one.chain else replace(one, chain=hops.get(one.own, ())) for one in applied.elements]
     filling.counts |= {element.own: 0 for element in applied.elements}
+    read = applied.elements
     for stage in flow.stages:
         arrivals = loop.enter(stage, applied)
         loaded = load_states(run, stage, list(dict.fromkeys(arrival.key for arrival in arrivals)))
@@ -102,6 +103,8 @@ def _fill_part(
         applied = loop.onward(stage, fold_stage(stage.aggregate, loaded, passing, batch=run.batch))
     for element in applied.elements:
         filling.strike(element.own, filling.entries(END_OF_FLOW, element))
+    for element in read:
+        filling.left(element)
 
 
 class _Filling:
@@ -111,6 +114,7 @@ class _Filling:
         counts: Number of holes and entries by coordinates.
         errors: Errors with which the flow's steps reject a record, or an item of it.
         struck: Entries to remove from the ledger.
+        outputs: Entries of outputs to remove from it; they belong to a dead letter that is counted by another entry.
         part: The part of the flow that reads the records.
     """
 
@@ -120,6 +124,7 @@ class _Filling:
         self.counts: dict[Node, int] = {}
         self.errors: dict[Node, EnvelopeError] = {}
         self.struck: set[Entry] = set()
+        self.outputs: set[Entry] = set()
         self.part: Flow[Any] = run.flow
         self._met: set[Node] = set()
 
@@ -152,6 +157,18 @@ class _Filling:
         """Remove the ledger entries of a rejected element under the stage of its dead letter."""
         element = rejection.element
         self.errors[element.own] = EnvelopeError(rejection.reason, rejection.detail)
+        self._strike_listed(element)
+
+    def left(self, element: Element[Any]) -> None:
+        """Remove the ledger entries of an element of which nothing was found: it was dropped on its way.
+
+        For example by a lookup, because the table has no row for it any more.
+        """
+        if not self.counts[element.own] and element.own not in self.errors:
+            self._strike_listed(element)
+
+    def _strike_listed(self, element: Element[Any]) -> None:
+        """Remove the ledger entries of an element under the stage of its dead letter."""
         redrive = element.lineage.redrive
         listed_at = redrive.stage if redrive and redrive.stage else self.part.stage_names[0]
         self.strike(element.own, self.entries(listed_at, element))
@@ -164,8 +181,8 @@ class _Filling:
         """Nothing is judged by a filter."""
 
     def published(self, filled: Iterable[Entry]) -> None:
-        """Remove entries of outputs, which belong to a dead letter that is counted already."""
-        self.struck.update(filled)
+        """Remove entries of outputs."""
+        self.outputs.update(filled)
 
     def tail(self, filled: Iterable[Entry], *, copies: int) -> None:
         """Nothing is published."""

@@ -99,7 +99,7 @@ class FinalSnapshots:
                     for key, one in states.items()
                     if (closed := sessions.due_between(one.fold or [], after, until))
                 }
-            outputs = final_snapshots_of(stage, states, ref=run.ref, epoch=run.epoch)
+            outputs = final_snapshots_of(stage, states, ref=run.ref, epoch=run.epoch, batch=run.batch - 1)
             self._produce(stage.name, outputs)
             messages += len(outputs)
         return messages

@@ -290,7 +290,9 @@ class MemoryRunner:
         for stage in flow.stages:
             arrivals = loop.enter(stage, applied)
             outcome = batch.outcomes[stage.name] = loop.fold(stage, arrivals, partial(load_states, run))
-            batch.outputs += snapshots_of(stage, outcome.states, ref=run.ref, epoch=run.epoch, attempt=1)
+            batch.outputs += snapshots_of(
+                stage, outcome.states, ref=run.ref, epoch=run.epoch, batch=run.batch, attempt=1
+            )
             applied = loop.onward(stage, outcome)
         loop.leave(applied)
         return batch

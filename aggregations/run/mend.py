@@ -342,7 +342,13 @@ def write_mends(
     states = {one.key: one.state for one in mends}
     before = {one.key: one.before for one in mends}
     messages = mended_snapshots_of(
-        stage, states, before, ref=run.ref, epoch=run.epoch, published=manifest.published.get(stage.name)
+        stage,
+        states,
+        before,
+        ref=run.ref,
+        epoch=run.epoch,
+        batch=run.batch,
+        published=manifest.published.get(stage.name),
     )
     if messages:
         publish(messages)

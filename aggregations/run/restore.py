@@ -60,7 +60,7 @@ def restore_states(
         flow: The flow, with the definition that made the states.
         urls: URL of the store by stage name, from `bind`.
         snapshot: The snapshot.
-        accept: `snapshot-versions`: states are published although their versions begin at 1 again.
+        accept: `snapshot-versions`: states are published although epochs count on from that of the snapshot.
         progress: Called with the number of states read, and their total.
 
     Raises:
@@ -111,7 +111,7 @@ def begin_with_snapshot(
 
 
 SNAPSHOT_VERSIONS = "snapshot-versions"
-"""Risk of states that are published again from version 1: readers keep the snapshots of the higher versions."""
+"""Risk of states that are published by runs of lower epochs than before: readers keep those of the higher epochs."""
 
 
 def check_made_by(flow: Flow[Any], header: Header) -> None:
@@ -138,9 +138,9 @@ def _check_accepted(flow: Flow[Any], header: Header, accept: Sequence[str]) -> N
     if publishing and SNAPSHOT_VERSIONS not in accept:
         name, topic = publishing[0].name, publishing[0].state_topics[0]
         raise RunRefusedError(
-            f"flow {flow.name}: stage {name} publishes its states to {topic}. The versions "
-            "of restored states begin at 1, so readers of this topic would ignore them. Publish them to another topic, or "
-            f"let readers begin anew (--accept {SNAPSHOT_VERSIONS})"
+            f"flow {flow.name}: stage {name} publishes its states to {topic}. The epochs of runs count on from that of the "
+            "snapshot, so readers of this topic would ignore what they publish. Publish to another topic, or let readers "
+            f"begin anew (--accept {SNAPSHOT_VERSIONS})"
         )
 
 

@@ -31,7 +31,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
         flow: Name of the flow.
         stage: Name of the stage.
         generation: Generation of the states; a rebuild writes the next one.
-        version: Version of the state: number of writes to it in this generation.
+        version: Version of the state: number of writes to it. It begins at 1 again if the state had left the store.
         epoch: Epoch of the run that published it.
         attempt: Attempt at the batch, from 1: a batch that is retried may publish a version twice.
         state: The state as readers see it; in a stage with sessions, on update, a list of all sessions of the key, in
@@ -39,6 +39,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
         window_start: Start of the state's window, or first time of a closed session, in ISO 8601 and UTC; None without
             windows, and with sessions on update.
         window_end: End of the window: the first time that is not in it; last time of a closed session.
+        batch: Batch of this run, in which the state was folded or after which it was published.
     """
 
     flow: str
@@ -50,11 +51,15 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     state: Any
     window_start: str | None = None
     window_end: str | None = None
+    batch: int = 0
 
     @property
-    def order(self) -> tuple[int, int, int, int]:
-        """Sort key of the snapshots of one key; the highest is the newest."""
-        return self.generation, self.version, self.epoch, self.attempt
+    def order(self) -> tuple[int, int, int, int, int]:
+        """Sort key of the snapshots of one key; the highest is the newest.
+
+        The version decides within a batch only, and where there is no batch: in snapshots of an earlier release.
+        """
+        return self.generation, self.epoch, self.batch, self.version, self.attempt
 
 
 _encoder = msgspec.json.Encoder()
@@ -62,7 +67,7 @@ _decoder = msgspec.json.Decoder(Snapshot)
 
 
 def snapshots_of(
-    stage: Stage, states: Mapping[bytes, KeyState], *, ref: FlowRef, epoch: int, attempt: int
+    stage: Stage, states: Mapping[bytes, KeyState], *, ref: FlowRef, epoch: int, batch: int, attempt: int
 ) -> list[OutputMessage]:
     """The messages that publish a stage's changed states, keyed by the states' keys.
 
@@ -71,19 +76,20 @@ def snapshots_of(
         states: Its states with the versions that were loaded; they are about to be written.
         ref: The flow's name and generation.
         epoch: Epoch of the run.
+        batch: Number of the batch.
         attempt: Attempt at the batch, from 1.
     """
-    return _messages(stage, stage.snapshots, states, ref, epoch, attempt, written=1) if stage.snapshots else []
+    return _messages(stage, stage.snapshots, states, ref, epoch, batch, attempt, written=1) if stage.snapshots else []
 
 
 def final_snapshots_of(
-    stage: Stage, states: Mapping[bytes, KeyState], *, ref: FlowRef, epoch: int
+    stage: Stage, states: Mapping[bytes, KeyState], *, ref: FlowRef, epoch: int, batch: int
 ) -> list[OutputMessage]:
     """The messages that publish states of a stage's closed windows, as they are stored; see `snapshots_of`.
 
     Of a key in a stage with sessions, `states` has only those to publish, and each has a message of its own.
     """
-    return _messages(stage, stage.final_snapshots, states, ref, epoch, attempt=1, written=0)
+    return _messages(stage, stage.final_snapshots, states, ref, epoch, batch, attempt=1, written=0)
 
 
 class MendedSnapshot(NamedTuple):
@@ -107,6 +113,7 @@ def mended_snapshots_of(
     *,
     ref: FlowRef,
     epoch: int,
+    batch: int,
     published: int | None,
 ) -> list[MendedSnapshot]:
     """The messages that publish mended states, in order.
@@ -119,18 +126,19 @@ def mended_snapshots_of(
         before: The states that they replace, without sessions that have left the store.
         ref: The flow's name and generation.
         epoch: Epoch of the mend.
+        batch: Number of the batch that it writes.
         published: Due time up to which windows that have closed are published; see `Manifest.published`.
     """
     found: list[MendedSnapshot] = []
     for key, state in states.items():
         if stage.snapshots:
-            new = snapshots_of(stage, {key: state}, ref=ref, epoch=epoch, attempt=1)
+            new = snapshots_of(stage, {key: state}, ref=ref, epoch=epoch, batch=batch, attempt=1)
             gone = [] if state.version and new else [(topic, key) for topic in stage.snapshots]
             found += _mended(gone, new)
         if stage.final_snapshots and published is not None:
             written = replace(state, version=state.version + 1)
             new, old = (
-                final_snapshots_of(stage, _closed(stage, key, one, published), ref=ref, epoch=epoch)
+                final_snapshots_of(stage, _closed(stage, key, one, published), ref=ref, epoch=epoch, batch=batch)
                 for one in (written, before.get(key, KeyState()))
             )
             kept = {(one.topic, one.key) for one in new} if state.version else set()
@@ -160,6 +168,7 @@ def _messages(
     states: Mapping[bytes, KeyState],
     ref: FlowRef,
     epoch: int,
+    batch: int,
     attempt: int,
     *,
     written: int,
@@ -170,7 +179,8 @@ def _messages(
             continue  # the state contains only a hole: nothing was folded yet
         version = state.version + written
         for own, shown, span in _shown(stage.aggregate, key, state.fold, alone=not written):
-            found = Snapshot(ref.flow, stage.name, ref.generation, version, epoch, attempt, shown, *span)
+            begin, end = span or (None, None)
+            found = Snapshot(ref.flow, stage.name, ref.generation, version, epoch, attempt, shown, begin, end, batch)
             body = _encoder.encode(found)
             for topic in topics:
                 envelope = Envelope(

@@ -94,7 +94,7 @@ def writes_of(
             key,
             state.version,
             encode_record(StateRecord(definition, state.fold, state.histories, state.time_us, state.hole_us)),
-            renewed_due(state, renewed),
+            _noted_due(state, renewed),
         )
         for key, state in states.items()
     ]
@@ -121,6 +121,17 @@ def due_of(stage: Stage, ref: StageRef, key: bytes, value: bytes) -> int | None:
 
 def renewed_due(state: KeyState, renewed: SessionWindow | Expiry | None) -> int | None:
     """The due time of a state that each write puts off, in seconds since 1970; None if it has none."""
-    ends_us = state.fold[-1][1] if isinstance(renewed, SessionWindow) and state.fold else state.time_us
-    time_us = latest(ends_us, state.hole_us)
+    time_us = _renewed_us(state, renewed)
     return None if renewed is None or time_us is None else renewed.due(time_us)
+
+
+def _noted_due(state: KeyState, renewed: SessionWindow | Expiry | None) -> int | None:
+    """The same as the store notes it."""
+    time_us = _renewed_us(state, renewed)
+    return None if renewed is None or time_us is None else renewed.noted_due(time_us)
+
+
+def _renewed_us(state: KeyState, renewed: SessionWindow | Expiry | None) -> int | None:
+    """The event time after which a state is due, in microseconds since 1970."""
+    ends_us = state.fold[-1][1] if isinstance(renewed, SessionWindow) and state.fold else state.time_us
+    return latest(ends_us, state.hole_us)

@@ -251,6 +251,7 @@ def _settings(wanted: Mapping[str, str]) -> dict[str, str]:
     }
     if is_local(wanted[MASTER]):
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        settings |= {"spark.shuffle.compress": "false"}  # it reaches no network, and most of it is compressed
     # What the user wants redacted comes on top of what has to be.
     more = wanted.get(_REDACTED)
     return {**settings, **wanted, _REDACTED: f"{_SECRETS}|(?:{more})" if more else _SECRETS}

@@ -102,7 +102,11 @@ class Histories:
         return groups
 
     def judge(
-        self, arrivals: Sequence[Standing], siblings: Siblings | Sequence[Siblings] = Siblings.EVENT_ID
+        self,
+        arrivals: Sequence[Standing],
+        siblings: Siblings | Sequence[Siblings] = Siblings.EVENT_ID,
+        *,
+        by_lane: bool = True,
     ) -> list[Decision]:
         """Return the verdicts on the messages of one batch for one key.
 
@@ -113,6 +117,7 @@ class Histories:
         Args:
             arrivals: The messages.
             siblings: Policy for equal positions without index and id, of all messages or of each.
+            by_lane: As for `in_order`.
 
         Returns:
             One decision per arrival, in the order of `arrivals`.
@@ -121,7 +126,7 @@ class Histories:
         taken: set[tuple[str, Position]] = set()
         met: set[str] = set()
         known, _ = opened(self.lanes, (name for one in arrivals for name in (one.lane, healed_lane(one.group))))
-        for i in in_order(arrivals):
+        for i in in_order(arrivals, by_lane=by_lane):
             one = arrivals[i]
             policy = siblings if isinstance(siblings, Siblings) else siblings[i]
             decision = decisions[i] = self._decide(one, known, taken, met, policy)
@@ -239,9 +244,18 @@ class Histories:
         return replace(self, holes={**self.holes, standing.group: present | {standing.position}})
 
 
-def in_order(arrivals: Sequence[Standing]) -> list[int]:
-    """Return the indices of `arrivals` in the order in which a batch folds them: position, lane, arrival."""
-    return sorted(range(len(arrivals)), key=lambda i: (position_order(arrivals[i].position), arrivals[i].lane))
+def in_order(arrivals: Sequence[Standing], *, by_lane: bool = True) -> list[int]:
+    """Return the indices of `arrivals` in the order in which a batch folds them: position, lane, arrival.
+
+    Args:
+        arrivals: The messages.
+        by_lane: False if of copies on several lanes the first arrival is folded, not that of the first lane.
+    """
+
+    def order(i: int) -> tuple[tuple[Position, str], str]:
+        return position_order(arrivals[i].position), arrivals[i].lane if by_lane else ""
+
+    return sorted(range(len(arrivals)), key=order)
 
 
 def _passed(standing: Standing, known: Mapping[str, History]) -> bool:

@@ -128,7 +128,10 @@ class Filter(Protocol[S]):
         ...
 
     def judge(self, state: S, arrival: Any) -> tuple[Ruling, S]:
-        """Decide about a record. The state is passed by value: it may be changed in place, and is returned."""
+        """Decide about a record. The state is passed by value: it may be changed in place, and is returned.
+
+        A record that is rejected leaves the state as it was: redriven, it is judged anew.
+        """
         ...
 
     def dump(self, state: S) -> Any:

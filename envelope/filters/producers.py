@@ -193,19 +193,26 @@ class ProducerFilter:
         except EnvelopeError as error:
             return rejected(error), state
         before = state.stream_time_ms
-        state.stream_time_ms = now = time if before is None else max(before, time)
-        released = self._forget(state, now, None if stamp is None else stamp.producer)
+        now = time if before is None else max(before, time)
+        forgotten = self._forgotten(state, now, None if stamp is None else stamp.producer)
+        known = None if stamp is None or stamp.producer in forgotten else state.producers.get(stamp.producer)
         if stamp is None:
             ruling = UNIDENTIFIED
-        elif (known := state.producers.get(stamp.producer)) is None:
+        elif known is None:
             ruling = ACCEPTED
-            state.producers[stamp.producer] = Producer(stamp.end, stamp.sequence, stamp.epoch, now)
         elif stamp.epoch < known.epoch:
             ruling = _FENCED
         else:
+            ruling = self._of(known, stamp, arrival.offset)
+        if ruling.verdict is Verdict.REJECTED:
+            return ruling, state
+        state.stream_time_ms = now
+        released = [offset for name in forgotten for _, _, offset in state.producers.pop(name).held]
+        if stamp is not None and known is None:
+            state.producers[stamp.producer] = Producer(stamp.end, stamp.sequence, stamp.epoch, now)
+        elif stamp is not None and known is not None and ruling is not _FENCED:
             known.epoch, known.seen_ms = stamp.epoch, now
             state.producers.move_to_end(stamp.producer)
-            ruling = self._of(known, stamp, arrival.offset)
         return _also(ruling, released), state
 
     def dump(self, state: ProducerState) -> Any:
@@ -222,21 +229,20 @@ class ProducerFilter:
         """Offsets of the messages that are held back: they are read again after a restart."""
         return {offset for known in state.producers.values() for _, _, offset in known.held}
 
-    def _forget(self, state: ProducerState, now: int, arriving: str | None) -> tuple[int, ...]:
-        """Forget producers; what was held back for them is released."""
-        released: list[int] = []
+    def _forgotten(self, state: ProducerState, now: int, arriving: str | None) -> list[str]:
+        """The producers that are forgotten when a message arrives."""
+        found: list[str] = []
         oldest = now - self.expiry // MILLISECOND
-        while state.producers:
-            name, known = next(iter(state.producers.items()))
-            needed = len(state.producers) + (arriving is not None and arriving not in state.producers)
+        needed = len(state.producers) + (arriving is not None and arriving not in state.producers)
+        for name, known in state.producers.items():
             if known.seen_ms >= oldest and needed <= self.limit:
                 break
-            del state.producers[name]
-            released += [offset for _, _, offset in known.held]
-        return tuple(released)
+            found.append(name)
+            needed -= name != arriving
+        return found
 
     def _of(self, known: Producer, stamp: Stamp, offset: int | None) -> Ruling:
-        """The ruling for a message of a known producer."""
+        """The ruling for a message of a known producer. If it is rejected, the producer stays as it was."""
         first, end = stamp.sequence, stamp.end
         if end <= known.highest:
             return _within(known, first, end)

@@ -169,7 +169,7 @@ def _send_stage(found: Generations, generation: int, stage: Stage, producer: Ack
         states = states_in({key: stored}, ref, stage, None)
         # A snapshot has the version that a state gets by being written; these have been written.
         earlier = {key: replace(state, version=state.version - 1) for key, state in states.items()}
-        messages = snapshots_of(stage, earlier, ref=ref.flow_ref, epoch=stored.epoch, attempt=1)
+        messages = snapshots_of(stage, earlier, ref=ref.flow_ref, epoch=stored.epoch, batch=stored.batch, attempt=1)
         for message in messages:
             producer.send(message.topic, message.value, message.key, message.headers)
         count += bool(messages)

@@ -357,13 +357,13 @@ def reading_rate(kafka: KafkaSettings, ranges: Sequence[RebuildRange]) -> Rate |
     wanted = [one for one in ranges if one.records]
     if not wanted:
         return None
-    began, records = time.monotonic(), 0
+    began, records, ended = time.monotonic(), 0, 0
     with closing(Consumer(kafka.client(group_id="headwater-replay") | NEEDED)) as consumer:
         assign(consumer, [Part(one.topic, one.partition, one.first) for one in wanted])
         left = min(sum(one.records for one in wanted), _SAMPLE_RECORDS)
-        while records < left and (spent := time.monotonic() - began) < _SAMPLE_SECONDS:
+        while records < left and ended < len(wanted) and (spent := time.monotonic() - began) < _SAMPLE_SECONDS:
             messages = consumer.consume(min(left - records, 5000), _SAMPLE_SECONDS - spent)
-            records += sum(message.error() is None for message in messages)
-            if any(message.error() is not None for message in messages):  # as a rule, the end of a partition
-                break
+            errors = [error for message in messages if (error := message.error()) is not None]
+            records += len(messages) - len(errors)
+            ended += len(errors)  # each says, as a rule, that a partition ends
     return Rate(records, time.monotonic() - began) if records else None

@@ -140,10 +140,30 @@ class ProducerSession:
     def last_sequence_id(self, partition: int | None = None) -> int | None:
         """The highest id of this producer that the topic contains, earlier sessions included; None if there is none.
 
+        A session that sends to several partitions without transactions, and crashes, may leave messages with lower ids
+        out in other partitions: `contains` says which.
+
         Args:
             partition: The partition; None for the whole topic.
         """
         return self._sequences.persisted(TOPIC if partition is None else partition)
+
+    def contains(self, sequence: int, key: bytes | None = None, *, partition: int | None = None) -> bool:
+        """Whether the topic contains the message of an id: a later one of its producer is in the same partition.
+
+        Args:
+            sequence: The application's own id.
+            key: Key of the record.
+            partition: Partition that it is sent to; None for the one of the key.
+
+        Raises:
+            SequenceError: Each partition is numbered by itself, and neither key nor partition is given.
+        """
+        place = self._place(key, partition, sequence)
+        if place is None:
+            raise SequenceError("each partition is numbered by itself: give the key or the partition")
+        last = self._sequences.persisted(place)
+        return last is not None and sequence <= last
 
     def last_pushed_id(self, partition: int | None = None) -> int | None:
         """The same of messages that were sent, acknowledged or not."""
@@ -183,9 +203,8 @@ class ProducerSession:
         """
         if self._again:
             self.flush()
-        place, own = partition, sequence is not None
-        if place is None and key is not None:
-            place = (murmur2(key) & _POSITIVE) % self._partitions
+        own = sequence is not None
+        place = self._place(key, partition, sequence)
         if place is None and self._sequences.per_partition:
             place = self._placed % self._partitions
         ids = self._sequences.next(TOPIC if place is None else place, sequence, last, count)
@@ -252,6 +271,14 @@ class ProducerSession:
         if kind is None:
             self.flush()
         self.close()
+
+    def _place(self, key: bytes | None, partition: int | None, sequence: int | None) -> int | None:
+        """The partition of a message, if it does not depend on others."""
+        if partition is not None:
+            return partition
+        if key is not None:
+            return (murmur2(key) & _POSITIVE) % self._partitions
+        return None if sequence is None or self._sequences.per_partition else sequence % self._partitions
 
     def _hand_over(self, messages: list[_Pending]) -> None:
         """Pass messages to the producer; after an error the next flush passes all of them again."""

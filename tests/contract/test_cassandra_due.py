@@ -6,6 +6,14 @@ from typing import Any
 
 import pytest
 
+from aggregations.definition.aggregates import count
+from aggregations.definition.element import Record
+from aggregations.definition.fields import Fields
+from aggregations.definition.flow import Flow
+from aggregations.definition.sessions import session as windows
+from aggregations.definition.source import Json, Topic
+from aggregations.run.binding import bind
+from aggregations.run.memory import MemoryRunner
 from persistence.cassandra import apply_schema, open_store
 from persistence.cassandra.driver import connect
 from persistence.cassandra.settings import CassandraSettings
@@ -118,3 +126,17 @@ def test_a_stage_of_this_version_reads_no_keys_that_are_not_due(
     monkeypatch.setattr(type(store._states), "_every_due", None)
     assert list(store.due(stage, 5)) == [b"a"]
     assert store.remove(stage, 5, epoch=epoch, batch=1).states == 1
+
+
+@pytest.mark.parametrize("times", [{"expire_after": "20m"}, {"window": windows("4m", retention="8m")}])
+def test_a_key_that_is_always_active_has_few_rows_in_the_index(
+    cassandra_url: str, own_keyspace: str, session: Any, times: Any
+) -> None:
+    topic = Topic("stops", Json({"at": int}), envelope=False, time="at")
+    flow = Flow("stops").source(topic).aggregate("bus", "_key", Fields(stops=count()), **times)
+    runner = MemoryRunner(flow, bind(flow, {}, f"{cassandra_url}/{own_keyspace}?buckets=1"))
+    for offset in range(60):
+        at_ms = 1_764_000_000_000 + offset * 10_000
+        runner.process([Record("stops", 0, offset, b"b", b'{"at": %d}' % at_ms, at_ms)])
+    runner.close()
+    assert 1 <= len(indexed(session, own_keyspace)) <= 12

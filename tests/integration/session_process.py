@@ -14,8 +14,9 @@ def main() -> None:
     last, offset = session.last_sequence_id(), 0
     print(json.dumps({"last": last, "epoch": session.epoch}), flush=True)
     for number, line in enumerate(Path(arguments["file"]).read_bytes().splitlines(keepends=True)):
-        if last is None or offset > last:
-            session.send(line, b"k%d" % (number % 7), sequence=offset)
+        key = b"k%d" % (number % 7)
+        if not session.contains(offset, key):
+            session.send(line, key, sequence=offset)
             if number % flush_every == flush_every - 1:
                 session.flush()
         offset += len(line)

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from aggregations.engine import consuming, fetch
 from aggregations.engine.consuming import Pointers
 from aggregations.engine.fetch import Fetcher
-from aggregations.engine.message_objects import Objects
+from aggregations.engine.message_objects import HEADERS, Objects
 from aggregations.engine.ranges import Range
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import BrokerError
@@ -79,13 +79,41 @@ def test_a_table_has_all_that_a_record_consists_of(fetcher: Fetcher, filled: str
     assert all(one.year > 2020 for one in table.column("timestamp").to_pylist())
 
 
-def test_headers_are_read_for_those_who_ask(settings: KafkaSettings, filled: str) -> None:
-    fetcher = Fetcher(settings, filled, "test-fetch", headers=True)
-    try:
-        [table] = fetcher.read([Range(0, 7, 9)], stays=True)
-        assert table.column("headers").to_pylist()[0] == [{"key": "n", "value": b"7"}, {"key": "z", "value": None}]
-    finally:
-        fetcher.close()
+@pytest.mark.parametrize("kind", KINDS)
+def test_headers_are_read_for_those_who_ask(
+    kind: str, settings: KafkaSettings, filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any number of them, with and without values, also where messages are taken a few bytes at a time."""
+    if kind == "objects":
+        monkeypatch.setattr(consuming, "can_read_pointers", lambda: False)
+    producer = Producer({"bootstrap.servers": settings.bootstrap})
+    some: list[list[tuple[str, bytes | None]]] = [
+        [],
+        [("a", b"1")],
+        [("a", b""), ("a", None), ("größe", b"\x00\xff" * 40)],
+        [("n" * 300, None)],
+        [],
+        [("", b"v"), *((f"h{number}", b"%d" % number) for number in range(100))],
+    ]
+    for one in some * 3:
+        producer.produce(filled, b"v", b"k", 2, headers=list(one))
+    producer.flush(30)
+    for most_bytes in (1, 150, 1 << 20):
+        fetcher = Fetcher(settings, filled, "test-fetch", headers=True)
+        try:
+            if isinstance(fetcher._client, Pointers):
+                fetcher._client._most_bytes = most_bytes
+            tables = [*fetcher.read([Range(0, 7, 9), Range(2, 0, 18)], stays=True)]
+        finally:
+            fetcher.close()
+        whole = pa.concat_tables(tables)
+        whole.validate(full=True)
+        assert whole.schema.field("headers").type == HEADERS
+        rows = zip(*(whole.column(name).to_pylist() for name in ("partition", "offset", "headers")), strict=True)
+        found = {place[:2]: [(one["key"], one["value"]) for one in place[2]] for place in rows}
+        assert found == {(0, offset): [("n", b"%d" % offset), ("z", None)] for offset in (7, 8)} | {
+            (2, offset): some[offset % len(some)] for offset in range(18)
+        }
 
 
 def test_null_and_empty_keys_and_values_are_told_apart(fetcher: Fetcher, settings: KafkaSettings, filled: str) -> None:

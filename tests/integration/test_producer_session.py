@@ -10,7 +10,8 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from envelope import EnvelopeError, SequenceError, SequenceState, decode
+from envelope import Envelope, EnvelopeError, SequenceError, SequenceState, decode, encode
+from envelope.filters import Arrival, FilterStates, ProducerFilter
 from persistence.kafka import (
     AcknowledgedProducer,
     BrokerUnavailable,
@@ -60,6 +61,30 @@ def test_a_session_that_is_killed_between_sends_continues_without_a_gap(
     got = written(settings, name)
     assert {one.sequence: one.payload for one in got} == dict(zip(offsets, lines, strict=True)), "no gap"
     assert len(got) == len(lines), "nothing is there twice: the session continued after what is in the topic"
+
+
+def test_a_message_that_a_crash_left_out_of_one_of_two_partitions_is_sent_by_the_next_session(
+    settings: KafkaSettings, topic: Make
+) -> None:
+    """Of 1, 2 and 3, a session had sent 1 and 3, which are in one partition, when it was killed."""
+    name, places = topic(2), {1: 0, 2: 1, 3: 0, 4: 1}
+    with AcknowledgedProducer(settings) as producer:
+        for number in (1, 3):
+            value = encode(Envelope(b"v", producer="till", sequence=number, producer_epoch=0))
+            producer.send(name, value, None, (), places[number])
+        producer.flush()
+    with ProducerSession("till", name, settings) as session:
+        assert session.last_sequence_id() == 3
+        left = [number for number, place in places.items() if not session.contains(number, partition=place)]
+        assert left == [2, 4]
+        for number in left:
+            session.send(b"v", sequence=number, partition=places[number])
+        with pytest.raises(SequenceError, match="3 does not ascend: 4 was sent"):
+            session.send(b"v", sequence=3, partition=0)
+    states = FilterStates(ProducerFilter())
+    records = [Arrival(name, one.partition(), one.offset(), None, one.value()) for one in read_all(settings, name)]
+    passed = [decode(one.value).sequence for one in records if states.passes(one)]
+    assert sorted(one for one in passed if one is not None) == [1, 2, 3, 4]
 
 
 @PLAIN_AND_TRANSACTIONAL

@@ -17,7 +17,9 @@ from aggregations.columns.judge import VERDICTS
 from aggregations.columns.judging import rulings_of, stamped
 from aggregations.columns.lane_names import LaneNames
 from aggregations.columns.records import StoredStates, form_of
+from aggregations.definition.headers import header_column, last_value
 from aggregations.definition.system import SYSTEM_COLUMNS
+from aggregations.per_message.judging import ruled
 from envelope import Histories
 from envelope.filters import (
     Arrival,
@@ -208,7 +210,7 @@ def inputs_of(rows: Sequence[Row]) -> pl.DataFrame:
     stamps = [
         None if one.stamp is None else {name: getattr(one.stamp, name) for name in schema.STAMP_NAMES} for one in rows
     ]
-    return pl.DataFrame(
+    found = pl.DataFrame(
         [
             pl.Series(schema.TOPIC, [one.topic for one in rows], pl.String),
             pl.Series(schema.PARTITION, [one.partition for one in rows], pl.Int32),
@@ -229,6 +231,7 @@ def inputs_of(rows: Sequence[Row]) -> pl.DataFrame:
             ),
         ]
     )
+    return found.with_columns(last_value(name).alias(header_column(name)) for name in ("id", "number"))
 
 
 class Plain:
@@ -279,6 +282,20 @@ def test_a_warning_is_given_once_for_each_state() -> None:
         judge.batch(rows)
     assert judge.texts == {b"t:0": b'{"seen":15,"keyed":8}'}
     assert (len(judge.warnings), judge.left) == (1, 0)
+
+
+@pytest.mark.parametrize("rule", [deduplicate_by_key(TEN), deduplicate(from_value("id"), TEN, partitions=1)])
+def test_a_record_at_the_offset_of_a_remembered_one_is_a_duplicate(rule: Any) -> None:
+    """Its position is not held, so it is a record of a topic that was created again."""
+    rows = [Row("t", 0, 3, b"k", {"id": 1}, time) for time in (20, 21, 9)]
+    judge, alone = Judge(rule), rule.zero()
+    told = []
+    for row in rows:
+        ruling, alone = ruled(rule, alone, row)
+        told.append((ruling.verdict, ruling.forward, ""))
+    assert [judge.batch([row]) for row in rows] == [[one] for one in told]
+    assert [forward for _, forward, _ in told] == [True, False, False]
+    assert judge.left == 0
 
 
 def test_ids_that_were_chosen_to_collide_are_left_to_the_filter() -> None:

@@ -169,8 +169,8 @@ def scattered(draw: random.Random) -> list[Record]:
         again = draw.choice(records[-6:]) if records and draw.random() < 0.4 else None
         message = Envelope(b"{}", key=b"%d" % (number % 3), event_id=f"e{number}")
         partition = draw.randrange(3)
-        value = encode(message) if again is None else again.value
-        records.append(Record("events", partition, ends[partition], message.key, value, 10_000, topic_id="T"))
+        key, value = (message.key, encode(message)) if again is None else (again.key, again.value)
+        records.append(Record("events", partition, ends[partition], key, value, 10_000, topic_id="T"))
         ends[partition] += 1
     return records
 

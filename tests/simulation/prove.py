@@ -16,7 +16,7 @@ import envelope
 import persistence
 from jobs import republish
 from tests import simulation
-from tests.simulation.bugs import MATTERS
+from tests.simulation.bugs import BEGINS, MATTERS
 from tests.simulation.oracle import Violation
 from tests.simulation.planted import planted
 from tests.simulation.schedules import explore, units
@@ -148,10 +148,12 @@ def find(name: str) -> int | None:
 
     Worlds to which the bug does not apply are skipped.
     """
-    matters = MATTERS.get(name)
-    seeds = islice((seed for seed in count() if matters is None or matters(draw_world(seed, 0)[0])), SEEDS_PER_BUG)
+    matters, seeds = MATTERS.get(name), count(BEGINS.get(name, 0))
+    worlds = (seed for seed in seeds if matters is None or matters(draw_world(seed, 0)[0]))
     with planted(name):
-        return next((seed for seed in seeds if outcome(seed).startswith(Violation.__name__)), None)
+        return next(
+            (seed for seed in islice(worlds, SEEDS_PER_BUG) if outcome(seed).startswith(Violation.__name__)), None
+        )
 
 
 def _seeds(seeds: Iterable[int]) -> list[str]:

@@ -90,7 +90,7 @@ class Both:
         verdicts = {**{stage.name: Counter() for stage in self.flow.stages}, **counts.verdicts}
         assert verdicts == {**{stage.name: Counter() for stage in self.flow.stages}, **report.verdicts}
         assert (counts.records, counts.filtered) == (report.records, report.filtered)
-        assert counts.removed == report.removed
+        assert (counts.removed, counts.warnings) == (report.removed, report.warnings)
         ours, theirs = self.memory.run.ledger, self.run.ledger
         assert (ours.listed, ours.forgotten, ours.seen) == (theirs.listed, theirs.forgotten, theirs.seen)
         assert self.memory.run.manifest is not None

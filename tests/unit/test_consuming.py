@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import confluent_kafka
+import pyarrow as pa
 import pytest
 
 from aggregations.engine import consuming
@@ -52,6 +53,12 @@ def test_log_lines_of_the_client_reach_the_logger(caplog: pytest.LogCaptureFixtu
     lines = [one for one in caplog.records if "initialized" in one.getMessage()]
     assert [(one.name, one.levelno) for one in lines] == [("headwater.kafka", logging.DEBUG)]
     assert lines[0].getMessage().startswith("INIT [rdkafka#consumer-")
+
+
+def test_bytes_of_a_headers_name_that_are_no_text_are_replaced() -> None:
+    names = pa.array([b"a\xffb", "größe".encode(), b""], pa.binary())
+    assert consuming.texts(names).to_pylist() == ["a\ufffdb", "größe", ""]
+    assert consuming.texts(names[1:]).to_pylist() == ["größe", ""]
 
 
 def test_a_process_ends_though_it_left_messages_unread() -> None:

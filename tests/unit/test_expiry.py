@@ -180,3 +180,16 @@ def test_what_a_stage_emits_for_a_new_state_shows_no_old_one() -> None:
     both.process([at(0, 0), at(1, 1), at(2, 40)])
     assert counts(both) == {"s": 1}
     assert counts(both, "all") == {"s": 3}
+
+
+@pytest.mark.parametrize("after", ["1s", "17s", "10m", "30d"])
+def test_a_store_notes_few_due_times_and_a_state_leaves_when_it_is_due(after: str) -> None:
+    expiry = flow(after).stages[0].aggregate.expiry
+    assert expiry is not None
+    times = [NOW * 1_000 + expiry.seconds * 1_000_000 * n // 999 for n in range(1_000)]
+    assert len({expiry.noted_due(time) for time in times}) <= 33
+    for time in times[::37]:
+        due, noted = expiry.due(time), expiry.noted_due(time)
+        for closing_us in (*times, *(time + expiry.seconds * 1_000_000 + delta for delta in range(-2, 3))):
+            until = expiry.due_until(closing_us)
+            assert (due <= until) == (noted <= until)

@@ -316,6 +316,10 @@ BAD: dict[str, tuple[Any, str]] = {
     "the class": (lambda flow: flow.deduplicate(SequenceFilter), "takes a filter"),
     "held back": (lambda flow: flow.deduplicate(ProducerFilter(gaps=Gaps.HOLD)), "Gaps.HOLD"),
     "no envelopes": (lambda flow: flow.deduplicate(ProducerFilter()), "topic legs has none"),
+    "no such field": (
+        lambda flow: Flow("f").source(MESSAGES).deduplicate(EventIdFilter(from_envelope("traceparent"), MINUTE)),
+        "reads traceparent of envelopes",
+    ),
     "no such column": (lambda flow: flow.deduplicate(SequenceFilter(from_value("m"))), "no column m"),
     "after flat_map": (lambda flow: flow.flat_map(pl.col("k").str.split("+")).deduplicate(NUMBERS), "flat_map"),
     "after a stage": (

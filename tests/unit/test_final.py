@@ -135,7 +135,7 @@ def test_a_final_snapshot_is_the_stored_state_with_its_version_and_its_window() 
     [(key, snapshot)] = snapshots(both.memory)
     assert key == "s@2025-11-24T16:00:00Z"
     window = ("2025-11-24T16:00:00Z", "2025-11-24T16:05:00Z")
-    assert snapshot == Snapshot("fastening", "screw", 1, 2, 1, 1, {"n": 2}, *window)
+    assert snapshot == Snapshot("fastening", "screw", 1, 2, 1, 1, {"n": 2}, *window, batch=3)
     assert both.memory.states("screw")[key.encode()].version == 2
     assert both.memory.report.outputs == 1
 

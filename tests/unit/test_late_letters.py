@@ -13,7 +13,8 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.sessions import session
 from aggregations.definition.source import Json, Topic
 from aggregations.definition.windows import tumbling
-from envelope import Reason
+from aggregations.run.discard import fill_holes
+from envelope import Node, Reason
 from tests.support.both import TOPIC_ID, Both
 
 NOW, MINUTE = 1_764_000_000_000, 60_000
@@ -45,10 +46,15 @@ class Picky:
         return {"n": state["n"] + other["n"]}
 
 
-def both_of(**times: Any) -> Both:
+def both_of(missing: str = "null", **times: Any) -> Both:
     first = Flow("payments").source(PAYMENTS).aggregate("all", pl.lit("all"), Fields(n=count()))
-    looked = first.lookup("merchant", MERCHANTS, "merchant", columns=["category"])
+    looked = first.lookup("merchant", MERCHANTS, "merchant", columns=["category"], missing=missing)
     return Both(looked.aggregate("category", CATEGORY, Picky(), **times))
+
+
+def merchant(offset: int, name: str, category: str | None) -> Record:
+    value = None if category is None else json.dumps({"category": category}).encode()
+    return Record("merchants", 0, offset, name.encode(), value, NOW, (), TOPIC_ID)
 
 
 def paid(offset: int, minute: int, merchant: str = "good") -> Record:
@@ -97,3 +103,26 @@ def test_a_plain_copy_that_is_too_late_leaves_the_letter_listed() -> None:
     assert listed.keys() == {"category"}
     both.process([paid(2, 0, "bad")])
     assert both.run.ledger.listed == listed
+
+
+def test_a_letter_whose_row_is_gone_stays_listed_until_it_is_folded_or_discarded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = both_of("drop")
+    both.process([merchant(0, "bad", "food")])
+    both.process([paid(0, 0, "bad"), paid(1, 1, "bad")])
+    monkeypatch.setattr(Picky, "broken", False)
+    both.process([merchant(1, "bad", None)])
+    first, second = both.dead_letters
+    both.process([both.redriven(first, 2)])
+    assert both.results("category") == {}
+    assert {*both.run.ledger.listed} == {"category"}
+
+    runner, letter = both.memory, both.redriven(second, 1)
+    for apply in (False, True):
+        assert fill_holes(runner.run, [letter], apply=apply) == {Node("payments", 0, 1, TOPIC_ID): 1}
+    assert fill_holes(runner.run, [letter], apply=True) == {Node("payments", 0, 1, TOPIC_ID): 0}
+    runner.process([merchant(2, "bad", "toys")])
+    runner.process([both.redriven(first, 3), both.redriven(second, 4)])
+    assert runner.results("category") == {b"toys": {"n": 1}}
+    assert runner.run.ledger.listed == {}

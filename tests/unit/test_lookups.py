@@ -1,6 +1,7 @@
 """Tables that a flow looks up: what is refused, what a row is, and that both paths find the same rows."""
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import polars as pl
@@ -19,7 +20,8 @@ from aggregations.run.consistency import check_turns
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.start import start_of
 from aggregations.run.turns import Turns, begin_batch, forget_beyond, unfinished
-from envelope import Hop, Node, Reason, Tombstones, TopicPartition
+from envelope import Envelope, Hop, Node, Reason, Tombstones, TopicPartition, encode
+from envelope.filters import EventIdFilter, from_value
 from persistence.errors import Transient
 from persistence.manifest import Manifest, Progress
 from persistence.names import FlowRef
@@ -113,6 +115,29 @@ def test_a_table_whose_tombstones_are_dead_letters_keeps_its_rows() -> None:
     assert both.reasons() == [(1, Reason.EMPTY)]
     assert both.results("merchant") == {b"m": {"category": "food"}, b"x": {"category": "books"}}
     assert both.results("category").keys() == {b"food", b"books"}
+
+
+@pytest.mark.parametrize("time", [None, "at"])
+def test_a_tombstone_in_another_partition_deletes_a_row_whatever_the_event_time_of_the_row(time: str | None) -> None:
+    table = Topic("merchants", Json({"category": str, "at": int}), time=time)
+    both = Both(cards().lookup("merchant", table, "merchant", columns=["category"]).publish("out"))
+    payload = b'{"category": "food", "at": 3600000}'
+    row = encode(Envelope(payload, event_time_us=3_600_000_000))
+    both.process([Record("merchants", 0, 0, b"m", row, 1_000, (), TOPIC_ID)])
+    both.process([merchant(0, "m", None, partition=1, at=2_000)])
+    assert both.results("merchant") == {b"m": None}
+
+
+def test_a_tombstone_gets_no_columns_of_a_table() -> None:
+    source = Topic("payments", PAYMENTS.payload, envelope=False, tombstones=Tombstones.ELEMENT)
+    hour = timedelta(hours=1)
+    first = Flow("payments").source(source).deduplicate(EventIdFilter(from_value("cents"), hour, name="cents"))
+    looked = first.lookup("merchant", MERCHANTS, "_key", columns=["category"])
+    both = Both(looked.deduplicate(EventIdFilter(from_value("category"), hour, name="category")).publish("out"))
+    both.process([merchant(0, "c", "food")])
+    gone = [Record("payments", 0, offset, b"c", None, 1_000, (), TOPIC_ID) for offset in (0, 1)]
+    both.process([*gone, paid(2, "m", 1), paid(3, "m", 2)])
+    assert both.memory.report.verdicts["category"] == {"unidentified": 2, "accepted": 1, "duplicate": 1}
 
 
 def test_elements_without_a_row_are_dropped_if_the_flow_says_so() -> None:

@@ -39,6 +39,21 @@ def test_a_partition_without_holes_continues_after_its_last_id_whatever_the_init
     assert (ids.next(0, None, None, 1), ids.next(1, None, None, 1)) == ((51, 51), (100, 100))
 
 
+def test_a_message_that_a_partition_lacks_may_have_an_id_below_one_of_another_partition() -> None:
+    """A session that sent 1 to partition 1, 2 to partition 1 and 3 to partition 0 crashed, and 2 did not arrive."""
+    ids = Sequences(last={0: 3, 1: 1})
+    for partition, sequence in ((0, 3), (0, 2), (1, 1), (TOPIC, 3)):
+        with pytest.raises(SequenceError, match="does not ascend"):
+            ids.next(partition, sequence, None, 1)
+    assert Sequences(last={0: 3, 1: 1}).next(TOPIC, None, None, 1) == (4, 4)
+    two = ids.next(1, 2, None, 1)
+    ids.push(1, two, own=True)
+    assert (two, ids.pushed(), ids.pushed(1)) == ((2, 2), 3, 2)
+    ids.push(0, ids.next(0, 7, None, 1), own=True)
+    with pytest.raises(SequenceError, match="5 does not ascend: 7 was sent"):
+        ids.next(1, 5, None, 1)
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=40), st.booleans())
 def test_ids_ascend_in_each_partition_and_a_restart_continues_after_what_was_persisted(
     steps: list[tuple[int, int]], per_partition: bool

@@ -60,7 +60,7 @@ def test_a_final_snapshot_is_one_session_with_its_times() -> None:
     [output] = both.memory.outputs
     assert output.key == b"s@2025-11-24T16:01:00Z/2025-11-24T16:02:00Z"
     window = ("2025-11-24T16:01:00Z", "2025-11-24T16:02:00Z")
-    assert read_snapshot(output.value) == Snapshot("fastening", "screw", 1, 3, 1, 1, {"n": 2}, *window)
+    assert read_snapshot(output.value) == Snapshot("fastening", "screw", 1, 3, 1, 1, {"n": 2}, *window, batch=3)
 
 
 def test_a_published_session_stays_in_the_store_for_its_retention() -> None:

@@ -51,6 +51,20 @@ def test_the_time_until_which_sessions_are_due_rises_in_steps() -> None:
     assert len(times) < 200_000 * 16 // window.stays + 3
 
 
+@pytest.mark.parametrize("retention", ["0s", "7s", "5m", "1d"])
+@pytest.mark.parametrize("gap", ["1s", "10s", "2m", "1h"])
+def test_a_store_notes_few_due_times_and_a_state_leaves_when_it_is_due(gap: str, retention: str) -> None:
+    window = session(gap, lateness="1s", retention=retention)
+    times = [window.changes * SECOND_US * n // 999 for n in range(1_000)]
+    assert len({window.noted_due(time) for time in times}) <= 33
+    for time in times[::37]:
+        due, noted = window.due(time), window.noted_due(time)
+        assert due <= noted <= due + max(window.changes // 4, 1)
+        for second in range(0, 2 * window.stays, max(window.stays // 200, 1)):
+            until = window.due_until(second * SECOND_US)
+            assert (due <= until) == (noted <= until)
+
+
 def test_a_due_session_leaves_the_state_when_its_key_is_written() -> None:
     both = Both(flow(GONE))
     both.process([at(0, 0), at(1, 20)])

@@ -1,6 +1,7 @@
 """States published as snapshots; the newest one wins."""
 
 import itertools
+from typing import Any
 
 import polars as pl
 import pytest
@@ -10,11 +11,13 @@ from aggregations.definition.aggregates_sketches import approximate_distinct, qu
 from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
+from aggregations.definition.sessions import session
 from aggregations.definition.source import Json, Topic
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.snapshots import PAYLOAD_TYPE, Latest, Snapshot, read_snapshot
 from envelope import Envelope, EnvelopeError, Reason, decode, encode
+from tests.support.pure import fresh_store
 
 FLOW = (
     Flow("fleet")
@@ -28,15 +31,16 @@ def leg(offset: int, tail: str) -> Record:
     return Record("legs", 0, offset, tail.encode(), b'{"tail":"%s","air":10}' % tail.encode(), topic_id="i")
 
 
-def snapshot(version: int, epoch: int = 1, attempt: int = 1, generation: int = 1) -> Snapshot:
-    return Snapshot("f", "s", generation, version, epoch, attempt, f"{generation}.{version}.{epoch}.{attempt}")
+def snapshot(version: int, epoch: int = 1, attempt: int = 1, generation: int = 1, batch: int = 0) -> Snapshot:
+    text = f"{generation}.{version}.{epoch}.{attempt}"
+    return Snapshot("f", "s", generation, version, epoch, attempt, text, batch=batch)
 
 
 def test_a_batch_publishes_one_snapshot_per_changed_key_with_what_readers_see() -> None:
     runner = MemoryRunner(FLOW, bind(FLOW, {}, "memory://snapshots"))
     runner.process([leg(0, "a"), leg(1, "a"), leg(2, "b")])
     found = {output.key: read_snapshot(output.value) for output in runner.outputs}
-    assert found[b"a"] == Snapshot("fleet", "aircraft", 1, 1, 1, 1, {"legs": 2, "minutes": 10.0})
+    assert found[b"a"] == Snapshot("fleet", "aircraft", 1, 1, 1, 1, {"legs": 2, "minutes": 10.0}, batch=1)
     assert set(found) == {b"a", b"b"}
     assert {output.topic for output in runner.outputs} == {"aircraft.states"}
 
@@ -91,11 +95,37 @@ def test_whatever_the_order_of_arrival_the_newest_is_kept() -> None:
         assert latest.state(b"k") == "2.1.1.1"
 
 
+def test_a_state_that_begins_anew_is_newer_although_its_version_is_lower() -> None:
+    every = [snapshot(7, batch=0), snapshot(8, batch=8), snapshot(1, batch=9), snapshot(2, batch=10, attempt=2)]
+    for order in itertools.permutations(every):
+        assert Latest((b"k", one) for one in order).state(b"k") == "1.2.1.2"
+
+
+@pytest.mark.parametrize("times", [{"expire_after": "10m"}, {"window": session("2m", retention="0s")}])
+def test_readers_take_the_states_of_a_key_that_had_left_the_store(times: Any) -> None:
+    topic = Topic("stops", Json({"bus": str, "at": int}), envelope=False, time="at")
+    flow = Flow("stops").source(topic).aggregate("bus", "bus", Fields(n=count()), **times).publish_states("buses")
+
+    def stop(offset: int, minute: int, bus: str = "b") -> Record:
+        at_ms = 1_764_000_000_000 + minute * 60_000
+        return Record("stops", 0, offset, bus.encode(), b'{"bus": "%s", "at": %d}' % (bus.encode(), at_ms), at_ms)
+
+    runner = MemoryRunner(flow, bind(flow, {}, fresh_store()))
+    for one in (stop(0, 0), stop(1, 1), stop(2, 2), stop(3, 40, "c"), stop(4, 41)):
+        runner.process([one])
+    assert runner.report.removed == {"bus": 1}
+    last = [read_snapshot(one.value) for one in runner.outputs if one.key == b"b"][-1]
+    assert last.version == 1
+    for order in (runner.outputs, runner.outputs[::-1]):
+        latest = Latest((one.key or b"", read_snapshot(one.value)) for one in order)
+        assert latest.state(b"b") == last.state
+
+
 def test_a_snapshot_that_is_not_newer_changes_nothing() -> None:
     latest = Latest()
     assert latest.apply(b"k", snapshot(2))
     assert not latest.apply(b"k", snapshot(2))
-    assert not latest.apply(b"k", snapshot(1, epoch=9))
+    assert not latest.apply(b"k", snapshot(1))
     assert latest.state(b"other") is None
     assert dict(latest) == {b"k": snapshot(2)}
 

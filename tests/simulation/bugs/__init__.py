@@ -60,3 +60,6 @@ MATTERS: Mapping[str, Callable[[Spec], bool]] = {
     "service-leaves-gaps": lambda spec: bool(spec.processors) and spec.history in (1, 2) and not spec.growth,
 }
 """Worlds that a bug can be seen in at all; it is not looked for in others. Any world for those that are missing."""
+
+BEGINS: Mapping[str, int] = {"service-filter-overwrites": 1_300}
+"""Seeds with which the search for rare bugs begins. Before this one, 250 worlds do not show it."""
