@@ -11,9 +11,10 @@ import msgspec
 
 from aggregations.definition.flow import Flow, Stage
 from aggregations.errors import RunRefusedError
+from aggregations.per_message.ledger import Ledger
 from aggregations.run.begin import look
 from aggregations.run.border import removed_by_stage
-from aggregations.run.mend import Mend, Mending, check_can_mend, chosen_states, mends_of, write_mends
+from aggregations.run.mend import Mend, Mending, check_can_mend, check_waiting, chosen_states, mends_of, write_mends
 from aggregations.run.run import Run
 from aggregations.run.snapshots import MendedSnapshot
 from aggregations.run.states import states_in
@@ -26,6 +27,7 @@ from jobs.refolding.rows import Rows, check_met, chosen_stages, latest_removal
 from jobs.refolding.turns import Ends, TurnsUnknownError, recorded_turns, spanned
 from jobs.refolding.workspace import workspace
 from jobs.replaying.author import Author
+from jobs.replaying.folding import growths_of
 from jobs.replaying.generations import Generations
 from jobs.table.view import key_as_text
 from persistence.commit.faults import MEND, effect
@@ -145,7 +147,7 @@ def mend(
     [name] = chosen_stages([flow], [stage])
     chosen = flow.stage(name)
     with workspace(work) as directory, closing(look_at_live(flow, stores, generation)) as run:
-        manifest = check_can_mend(run, MENDS)
+        manifest = check_can_mend(run, MENDS, lambda one: growths_of(one, kafka))
         own = own_stores(flow, directory / "states")
         begun = restored(flow, own, snapshot, run.ref.generation)
         with closing(Reader(kafka)) as reader:
@@ -166,7 +168,7 @@ def mend(
             found = Sides.of(run, folded, chosen, keys)
         mends = found.mends(run.batch)
         published = 0
-        if apply and mends:
+        if apply:
             published = apply_mends(
                 run, chosen, mends, why=why, publish=lambda messages: effect(MEND, lambda: _send(kafka, messages))
             )
@@ -238,6 +240,7 @@ class Sides:
         stage: The stage.
         live: The live states as stored, by key.
         folded: Those of the fold.
+        listed: The ledger of the fold.
         gone: Due time up to which states may have left either store, by stage, in seconds since 1970.
         old: The live states as readers see them.
         new: Those of the fold.
@@ -247,6 +250,7 @@ class Sides:
     stage: Stage
     live: Mapping[bytes, Stored]
     folded: Mapping[bytes, Stored]
+    listed: Ledger
     gone: Mapping[str, int]
     old: Sequence[Row]
     new: Sequence[Row]
@@ -269,17 +273,25 @@ class Sides:
 
         met = set[bytes]()
         live, new = (chosen_states(one.stores[stage.name], one.stage_ref(stage), stage, keys) for one in (run, folded))
-        made = cls(run, stage, live, new, gone, seen(live), seen(new))
+        made = cls(run, stage, live, new, folded.ledger, gone, seen(live), seen(new))
         check_met(list(keys), met)
         return made
 
     def mends(self, batch: int) -> list[Mend]:
-        """What is done to them."""
+        """What is done to them.
+
+        Raises:
+            RunRefusedError: The history folds a dead letter that waits.
+        """
         live, folded = (
             states_in(side, self.run.stage_ref(self.stage), self.stage, None) for side in (self.live, self.folded)
         )
         gone = self.gone.get(self.stage.name)
-        return mends_of(self.stage, live, folded, differing=self._differing(), gone=gone, batch=batch)
+        found = mends_of(self.stage, live, folded, differing=self._differing(), gone=gone, batch=batch)
+        mended = {one.key: folded[one.key] for one in found if one.key in folded}
+        if found:
+            check_waiting(self.run.flow, self.stage, self.run.ledger, self.listed, mended)
+        return found
 
     def _differing(self) -> set[bytes]:
         """Keys whose results differ by more than rounding."""

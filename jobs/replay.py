@@ -25,6 +25,7 @@ from jobs.replaying.folding import Folding, Runner
 from jobs.replaying.generations import Generations, generations_of, pointer_of
 from jobs.replaying.planning import (
     ReplayPlan,
+    check_continued,
     check_definition,
     check_generations,
     check_open,
@@ -107,6 +108,7 @@ def plan_replay(
         else:
             number = found.next_unused(max(pointer.newest, live))
         begins = beginning_of(found, pointer, live, snapshot)
+        check_continued(found, live, number, accept)
         ranges = ranges_of(found, live, number, Topics(kafka), begins.manifest if begins else None)
         check_retention(found, ranges, accept)
         keys = keys_of(found, live, progress)
@@ -184,6 +186,7 @@ def rebuild(
         if pointer.rebuild is None:  # before anything is written
             ranges = ranges_of(found, live, None, Topics(kafka), begins.manifest if begins else None)
             check_retention(found, ranges, accept)
+        how.check()
         pointer, note = steps.begin_rebuild(
             *(found, author),
             live=live,
@@ -270,6 +273,7 @@ def swap(
         check_generations(found, pointer.live)
         check_definition(found, pointer, pointer.live, redefine=False)
         check_against(found, pointer.live, against)
+        how.check()
         pointer, note = steps.begin_rebuild(found, author, live=pointer.live, redefined=False, take_over=take_over)
         with at_work(found, author):
             return swap_rebuild(
@@ -329,6 +333,7 @@ def rollback(
                 )
             return steps.reopen(found, author, pointer)
         if pointer.previous and found.manifest(pointer.previous) is not None:
+            check_continued(found, pointer.live, pointer.previous, accept)
             ranges = ranges_of(found, pointer.live, pointer.previous, Topics(kafka))
             check_retention(found, ranges, accept)
         return steps.roll_back(found, author)

@@ -119,6 +119,7 @@ class Manifest(msgspec.Struct, frozen=True):
         restoring: Checksum of the snapshot that is being restored into the store; empty when none is.
         rebuilt: Who rebuilt this generation, when and why; None if `headwater replay` did not make it.
         given_up: Batches that a restore gave up, one entry for each restore.
+        mending: States are being mended (`aggregations.run.mend`): some may be from before, others from after.
         schema: Version of this layout.
     """
 
@@ -145,6 +146,7 @@ class Manifest(msgspec.Struct, frozen=True):
     restoring: str = ""
     rebuilt: Rebuilt | None = None
     given_up: tuple[GivenUp, ...] = ()
+    mending: bool = False
     schema: int = SCHEMA
 
     @property

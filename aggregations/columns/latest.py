@@ -14,9 +14,9 @@ from aggregations.columns.fold import Folded
 from aggregations.columns.record_text import Values
 from aggregations.columns.records import States, Texts
 from aggregations.columns.signature import Signature
-from aggregations.definition.folds import is_state
 from aggregations.definition.lookups import LatestRow
 from aggregations.definition.times import micros_of
+from aggregations.definition.values import INT64
 
 
 def fold_latest(
@@ -38,24 +38,27 @@ def fold_latest(
         stored: The states before.
 
     Returns:
-        The new states. Unfit are the keys whose rows have a value that no state can have.
+        The new states. Unfit are the keys whose rows have a value that no state can have, also if a later row replaces it.
     """
+    names = [name for name, _ in fold.columns]
+    keys = len(stored.exists)
+    values, unfit = Values.of(1, keys), np.zeros(keys, np.bool_)
+    unfit[codes[_unstorable(frame.select(names))]] = True
     chained = np.array([one.chained for one in signatures], np.bool_)
     lanes = frame.get_column(schema.SIGNATURE).to_numpy()
     rows = _latest(codes, lanes, chained[lanes])
     codes, latest = codes[rows], frame[rows]
-    names = [name for name, _ in fold.columns]
     cells = latest.select(names).rows() if names else [()] * len(rows)
     gone = schema.tombstones(latest)
     missing = [False] * len(rows) if gone is None else gone.tolist()
     places = latest.select(schema.SIGNATURE, schema.position(0), schema.TIMESTAMP).rows()
     found = list(zip(rows.tolist(), places, missing, cells, strict=True))
-    keys = len(stored.exists)
-    values, unfit = Values.of(1, keys), np.zeros(keys, np.bool_)
     texts = Texts(values)
     bounds = [*np.flatnonzero(np.diff(codes, prepend=-1)).tolist(), len(codes)]
     for start, end in pairwise(bounds):
         code = int(codes[start])
+        if unfit[code]:
+            continue
         state = msgspec.json.decode(stored.text(0, code)) if stored.exists[code] else fold.zero()
         for row, (lane, offset, timestamp_ms), no_row, given in found[start:end]:
             if chained[lane]:
@@ -63,11 +66,19 @@ def fold_latest(
             else:
                 kept = None if no_row else dict(zip(names, given, strict=True))
                 fold.put(state, signatures[lane].kept.lane, (offset,), micros_of(timestamp_ms), kept)
-        if is_state(state):
-            texts.put(0, code, state)
-        else:
-            unfit[code] = True
+        texts.put(0, code, state)
     return Folded(values, texts.joined(), unfit)
+
+
+def _unstorable(cells: pl.DataFrame) -> Mask:
+    """Rows with a value that no state can have: a number that is not finite, or exceeds 64 bits."""
+    found: Mask = np.zeros(cells.height, np.bool_)
+    for cell in cells:
+        if cell.dtype.is_float():
+            found |= (~cell.is_finite()).fill_null(value=False).to_numpy()
+        elif cell.dtype == pl.UInt64:
+            found |= (cell >= INT64).fill_null(value=False).to_numpy()
+    return found
 
 
 def _latest(codes: Ints, lanes: Ints, chained: Mask) -> Ints:

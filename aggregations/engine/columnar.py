@@ -1,6 +1,5 @@
 """The vectorised path: whole columns from Kafka's bytes to the stages, and from one stage to the next."""
 
-import io
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,8 +24,8 @@ from aggregations.definition.judging import Scopes
 from aggregations.definition.paths import calls_fold, expressions_of, is_vectorised
 from aggregations.engine.columnar_judging import columnar_fold
 from aggregations.engine.columnar_read import read_topics
-from aggregations.engine.job import Exclusion, Job, dumps, loads, shared_key
-from aggregations.engine.path import Work, route_of
+from aggregations.engine.job import Exclusion, Job, shared_key
+from aggregations.engine.path import Work
 from aggregations.engine.rows import (
     BROKEN,
     CLOSED,
@@ -34,11 +33,9 @@ from aggregations.engine.rows import (
     REKEYED,
     STAGE_KEY,
     Rows,
-    by_partition,
     key_bytes,
     key_codes,
     of_one_numbering,
-    together,
     with_all_columns,
 )
 from aggregations.per_message.arrivals import marking_before, missing_at_end, stage_key
@@ -69,29 +66,6 @@ class ColumnarPath:
                 return _enter(work, work.job.flow.stages[0], *_met(work, parts))
             _leave(work, parts[0])
             return parts[0]
-
-    def pack(self, arrivals: Rows, routes: int) -> list[bytes]:
-        """Divide arrivals by key: one payload per route, empty for a route without arrivals."""
-        frame = arrivals.frame
-        if not frame.height:
-            return [b""] * routes
-        codes, keys = key_codes(frame)
-        route = np.fromiter((route_of(key, routes) for key in keys), np.int64, len(keys))[codes]
-        payloads = []
-        for number in range(routes):
-            part = frame.filter(pl.Series(route == number))
-            part, values = _own_values(part, arrivals.values)
-            payloads.append(dumps((_ipc(part), arrivals.signatures, values)) if part.height else b"")
-        return payloads
-
-    def unpack(self, payloads: Sequence[bytes]) -> Rows:
-        """Combine payloads of several tasks."""
-        parts = []
-        for payload in payloads:
-            data, signatures, values = loads(payload)
-            parts.append(Rows(pl.read_ipc(io.BytesIO(data)), signatures, values))
-        whole = together(parts, None)
-        return by_partition(whole) if len(parts) > 1 else whole
 
     def fold(self, work: Work, stage: Stage, arrivals: Rows) -> tuple[list[Write], Rows | None]:
         job = work.job
@@ -395,16 +369,3 @@ def _lineages(work: Work, frame: pl.DataFrame, signatures: Sequence[Signature]) 
         return [""] * frame.height
     found = (one.lineage.resolved(work.roots.topic_ids) for one in work.elements(frame, signatures))
     return [str(one) for one in found]
-
-
-def _own_values(part: pl.DataFrame, values: Sequence[Any] | None) -> tuple[pl.DataFrame, list[Any] | None]:
-    """Some rows with only their values."""
-    if values is None:
-        return part, None
-    return with_values(part, [values[number] for number in part.get_column(schema.MADE)])
-
-
-def _ipc(frame: pl.DataFrame) -> bytes:
-    buffer = io.BytesIO()
-    frame.write_ipc(buffer, compression="lz4")
-    return buffer.getvalue()

@@ -61,7 +61,7 @@ class _Reader:
             work.report.counts.records += table.num_rows
             work.report.counts.tombstones += batch.skipped
             self.unread += [_unread(work, table, one) for one in batch.rejected]
-            frame = with_record_columns(batch, table, work.job.flow, self.topic)
+            frame = with_record_columns(batch, table, work.job.flow, self.topic).drop(schema.ROW)
             self.parts.append(_existing(work, Rows(frame, list(batch.signatures))))
 
     def rows(self) -> Rows:
@@ -81,7 +81,8 @@ class _Reader:
         lists = {name: SYSTEM_COLUMNS[name] for name in sorted(self.work.job.flow.system_lists)}
         times = {schema.TIME: pl.Int64()} if self._is_timed else {}
         position = {schema.position(0): pl.Int64()}
-        return pl.DataFrame(schema={**self._decoder.schema, **schema.SYSTEM, **times, **position, **lists})
+        columns = {**self._decoder.schema, **schema.SYSTEM, **times, **position, **lists}
+        return pl.DataFrame(schema={name: kind for name, kind in columns.items() if name != schema.ROW})
 
 
 def _unread(work: Work, table: pa.Table, rejection: RejectedRow) -> Unread:

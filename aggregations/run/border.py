@@ -24,13 +24,18 @@ def check_border(run: Run, what: str, *, mends: bool = False) -> Manifest:
         mends: A mend is repeated (`aggregations.run.mend`), which may have crashed when some stores had its manifest.
 
     Raises:
-        RunRefusedError: The flow has no states, a run is at work, or the last one did not end cleanly.
+        RunRefusedError: The flow has no states, a run or a mend is at work, or the last one did not end cleanly.
     """
     found = [manifest for _, manifest in run.manifests if manifest is not None]
     if not found:
         raise RunRefusedError(
             f"{run.ref}: the stores contain nothing of it; if it ran with other stores or another generation, give --store "
             "or --generation"
+        )
+    if any(manifest.mending for manifest in found) and not mends:
+        raise RunRefusedError(
+            f"{run.ref}: states are being mended, or this was interrupted. To {what}, wait; after a crash, repeat "
+            "`headwater replay --key`, or run the flow once with --until-caught-up"
         )
     if not all(manifest.clean and _same(manifest, found[0], mends=mends) for manifest in found):
         raise RunRefusedError(
@@ -60,10 +65,12 @@ def check_unchanged(run: Run, what: str) -> None:
     """Check, after the states were read, that the manifests are still those of `check_border`.
 
     Raises:
-        RunRefusedError: A run has begun since.
+        RunRefusedError: A run or a mend has begun since.
     """
     if [(name, store.load_manifest(run.ref)) for name, store in run.distinct_stores()] != list(run.manifests):
-        raise RunRefusedError(f"{run.ref}: a run began meanwhile. To {what}, stop it")
+        raise RunRefusedError(
+            f"{run.ref}: a run began meanwhile, or a mend. To {what}, stop the run, or wait for the mend"
+        )
 
 
 def removed_by_stage(run: Run) -> dict[str, int]:

@@ -31,7 +31,7 @@ from aggregations.run.states import load_states
 
 PAGE: Final = 1_000
 """States that are loaded, produced and acknowledged at once, about 300 KB."""
-_EVER: Final = LATEST_US // MICROS + 1
+_EVER: Final = 2 * LATEST_US // MICROS
 """A due time that no state is due after."""
 
 

@@ -6,10 +6,11 @@ its old partition is read. Producers partition by the old number until they refr
 to reach are taken only `METADATA_MAX_AGE_SECONDS` after the detection.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
-from persistence.growth import Ends, age, is_drained
-from persistence.manifest import Growth
+from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends, age, is_drained
+from persistence.manifest import Growth, Manifest
 
 
 def advance(
@@ -44,6 +45,31 @@ def advance(
     growth = age(growth, clock_ms=clock_ms, max_age_ms=max_age_ms, ends=ends)
     every = positions.keys() >= set(range(growth.partitions_now))
     return None if every and is_drained(growth, positions, growth.until or {}) else growth
+
+
+def unread_growths(manifest: Manifest, clock_ms: int, ends: Callable[[str], Mapping[int, int]]) -> list[str]:
+    """The topics whose growth is not over at the end of a run; the run itself notes this with its next batch only.
+
+    Args:
+        manifest: Its manifest.
+        clock_ms: Current time in milliseconds since 1970.
+        ends: Returns the ends of a topic.
+    """
+    found = []
+    for topic, growth in manifest.growth.items():
+        positions = {partition: one.next_offset for partition, one in manifest.positions.get(topic, {}).items()}
+        after = advance(
+            growth,
+            known=growth.partitions_now,
+            now=growth.partitions_now,
+            clock_ms=clock_ms,
+            max_age_ms=round(METADATA_MAX_AGE_SECONDS * 1000),
+            positions=positions,
+            ends=partial(ends, topic),
+        )
+        if after is not None:
+            found.append(topic)
+    return found
 
 
 def merge(growths: list[Growth]) -> Growth | None:

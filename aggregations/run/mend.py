@@ -5,14 +5,16 @@ leaves, each state is the former or the mended one, both of that moment, and the
 
 1. It acquires an epoch in every store. Older runs and commands write nothing afterwards.
 2. It is noted in the pointer, with who mends what, when and why.
-3. The manifests get the epoch, so that whoever reads the states of one moment notices the change.
+3. The manifests get the epoch, and note that states are being mended: whoever reads the states of one moment is refused,
+   or notices the change.
 4. The mended states are published, where the stage publishes its states: their versions are those of the next writes.
 5. They are written.
-6. The manifests get the next batch. It has read nothing.
+6. The manifests get the next batch, which has read nothing, and no longer have the note. Neither have those of a run.
 
 A state whose key is not in the history becomes empty. It stays in the store, so that its version rises on.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -20,10 +22,11 @@ from typing import Any
 
 import msgspec
 
-from aggregations.definition.flow import Stage
+from aggregations.definition.flow import Flow, Stage
 from aggregations.definition.sessions import remaining
 from aggregations.definition.windows import Window
 from aggregations.errors import RunRefusedError
+from aggregations.per_message.ledger import Entry, Ledger
 from aggregations.per_message.stage import KeyState
 from aggregations.per_message.times import latest
 from aggregations.run.border import check_border, check_unchanged
@@ -34,6 +37,7 @@ from aggregations.run.states import renewed_due, save_states
 from envelope import Histories, Position
 from envelope.dedup.history import History
 from envelope.dedup.lanes import group_of, healed_lane, is_healed
+from envelope.dedup.lineage import DIED, event_of, position_order
 from persistence.commit.faults import EPOCH, MEND, effect
 from persistence.epochs import take_epoch
 from persistence.manifest import Manifest
@@ -154,9 +158,16 @@ def _due(stage: Stage, key: bytes, state: KeyState) -> int | None:
     return window.due(key) if isinstance(window, Window) else renewed_due(state, stage.aggregate.renewed)
 
 
-def _held(histories: Histories) -> tuple[Mapping[str, History], Mapping[str, frozenset[Position]]]:
-    """The content of histories, without the batches that last used them."""
-    return {lane: replace(one, used=0) for lane, one in histories.lanes.items()}, histories.holes
+def _held(histories: Histories) -> tuple[object, ...]:
+    """What histories know: the positions that each group holds, the floors, and the holes.
+
+    Which lane of a group holds a position may depend on batches, if a copy arrived over another partition.
+    """
+    held: dict[str, set[Position]] = defaultdict(set)
+    for lane, one in histories.lanes.items():
+        held[group_of(lane)].update(one.held)
+    floors = {lane: one.floor for lane, one in histories.lanes.items() if one.floor is not None}
+    return {group: found for group, found in held.items() if found}, floors, histories.holes
 
 
 def _histories(stage: Stage, key: bytes, old: Histories, new: Histories, batch: int) -> Histories:
@@ -208,21 +219,80 @@ def _lanes_of(histories: Histories, group: str) -> list[tuple[str, History]]:
     return [(lane, one) for lane, one in histories.lanes.items() if lane == healed or group_of(lane) == group]
 
 
-def check_can_mend(run: Run, what: str) -> Manifest:
+def check_waiting(
+    flow: Flow[Any], stage: Stage, live: Ledger, folded: Ledger, states: Mapping[bytes, KeyState]
+) -> None:
+    """Check that the history folds no dead letter that the live ledger lists, at a stage or before it. Pure.
+
+    One that only the live ledger lists is folded for certain if a state holds the position of its event. If a floor is
+    above this position, or it is listed by the coordinates of its record, it counts as folded, unless the fold lists as
+    many dead letters that the live ledger does not list: the two may list one event in different ways.
+
+    Args:
+        flow: The flow.
+        stage: The stage that is mended.
+        live: The ledger of the live states.
+        folded: The ledger of the fold.
+        states: What the history makes of the states that are mended, by key.
+
+    Raises:
+        RunRefusedError: It does, and later stages would never get it.
+    """
+    [part] = (one for one in flow.parts if stage.name in one.stage_names)
+    names = {one.name for one in part.stages if one.index <= stage.index}
+    mine, theirs = (_entries(ledger, names) for ledger in (live, folded))
+    found = [_folds(states, one) for one in mine - theirs]
+    taken = found.count(True) or max(found.count(None) - len(theirs - mine), 0)
+    if taken:
+        raise RunRefusedError(
+            f"flow {flow.name}: the history folds {taken} of the dead letters that wait to be redriven to stage {stage.name} "
+            "or to one before it, and what follows the stage would never get them. Redrive them first (`headwater redrive`), "
+            "and run the flow"
+        )
+
+
+def _entries(ledger: Ledger, stages: Collection[str]) -> set[Entry]:
+    return {
+        Entry(stage, group, position)
+        for stage, groups in ledger.listed.items()
+        if stage in stages
+        for group, positions in groups.items()
+        for position in positions
+    }
+
+
+def _folds(states: Mapping[bytes, KeyState], entry: Entry) -> bool | None:
+    """Whether states have folded a dead letter; None if this is not known."""
+    if entry.group.startswith(DIED):
+        return None
+    lanes = [one for state in states.values() for _, one in _lanes_of(state.histories, entry.group)]
+    if any(entry.position in _events(position) for one in lanes for position in one.held):
+        return True
+    order = position_order(entry.position)
+    return None if any(one.floor is not None and position_order(one.floor) >= order for one in lanes) else False
+
+
+def _events(position: Position) -> set[Position]:
+    """A position, and those of the elements that it may have been flat-mapped from."""
+    return {event_of(position, items) for items in range(len(position))}
+
+
+def check_can_mend(run: Run, what: str, grown: Callable[[Manifest], Sequence[str]] | None = None) -> Manifest:
     """Check that states can be mended, and return the manifest of the last batch.
 
     Args:
         run: A read-only run of the live generation.
         what: What is done, for the errors.
+        grown: Returns the topics whose growth is not over; None if any in the manifest is not.
 
     Raises:
         RunRefusedError: The generation is not live, a run is at work or did not end cleanly, or partitions were added.
     """
     check_live(run)
     manifest = check_border(run, what, mends=True)
-    if manifest.growth:
+    if found := sorted(grown(manifest) if grown else manifest.growth):
         raise RunRefusedError(
-            f"flow {run.flow.name}: partitions were added to {min(manifest.growth)}, and not all records that may be in the "
+            f"flow {run.flow.name}: partitions were added to {found[0]}, and not all records that may be in the "
             "wrong one are read. Run the flow until it has read them"
         )
     return manifest
@@ -237,7 +307,7 @@ def write_mends(
     note: Callable[[], Any],
     publish: Callable[[Sequence[MendedSnapshot]], Any],
 ) -> int:
-    """Write mended states.
+    """Write mended states. If there are none, only what a mend that was interrupted has noted is removed.
 
     Args:
         run: The run that `check_can_mend` checked, and that the live states were read with.
@@ -256,15 +326,18 @@ def write_mends(
         BrokerError: A message was not acknowledged. Repeat the mend.
         StoreError: A store does not answer. Repeat the mend.
     """
+    if not mends and not any(one.mending for _, one in run.manifests if one):
+        return 0
     check_live(run)
     check_unchanged(run, what)  # before the epoch, which would fence a run at work
     run.epoch = take_epoch(run.ref, [store for _, store in run.distinct_stores()], point=EPOCH)
     check_live(run)
     check_unchanged(run, what)
-    note()
+    if mends:
+        note()
     assert run.manifest is not None
     manifest = msgspec.structs.replace(run.manifest, epoch=run.epoch, clean=True)
-    run.save_everywhere(manifest, MEND, commits=False)
+    run.save_everywhere(msgspec.structs.replace(manifest, mending=True), MEND, commits=False)
     run.advanced(manifest)
     states = {one.key: one.state for one in mends}
     before = {one.key: one.before for one in mends}
@@ -279,6 +352,7 @@ def write_mends(
     )
     if messages:
         publish(messages)
-    effect(MEND, lambda: save_states(run, stage, states))
+    if states:
+        effect(MEND, lambda: save_states(run, stage, states))
     run.save_everywhere(msgspec.structs.replace(manifest, batch=run.batch), MEND)
     return len(messages)

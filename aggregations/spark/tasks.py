@@ -110,7 +110,7 @@ def read_slot(payload: bytes, number: int) -> list[Block]:
             return _leave(work)
         if job.folds_while_reading:
             return _fold(work, path, job.flow.stages[0], arrivals, number)
-        return [*_leave(work), *_send(work, path, 0, arrivals)]
+        return [*_leave(work), *_send(work, 0, arrivals)]
 
     return _guarded(job, [], act)
 
@@ -123,7 +123,9 @@ def folding(job: Job, stage: Stage) -> Task:
 
         def act(work: Work) -> list[Block]:
             path = columnar_path()
-            return _fold(work, path, stage, path.unpack(mine))
+            from aggregations.engine import transfer
+
+            return _fold(work, path, stage, transfer.unpack(mine))
 
         yield from pack(_guarded(job, others, act))
 
@@ -223,7 +225,7 @@ def _fold(work: Work, path: "ColumnarPath", stage: Stage, arrivals: "Rows", read
     else:
         blocks += _waiting(work.job, stage, writes)
     if following is not None:
-        blocks += _send(work, path, stage.index + 1, following)
+        blocks += _send(work, stage.index + 1, following)
     return blocks
 
 
@@ -252,9 +254,11 @@ def _leave(work: Work, *, persists: bool = False) -> list[Block]:
     return [held]
 
 
-def _send(work: Work, path: "ColumnarPath", stage: int, arrivals: "Rows") -> list[Block]:
+def _send(work: Work, stage: int, arrivals: "Rows") -> list[Block]:
+    from aggregations.engine import transfer
+
     with work.timed("pack"):
-        payloads = path.pack(arrivals, work.job.routes)
+        payloads = transfer.pack(arrivals, work.job.routes)
     return [Block(route, Kind.ELEMENTS, stage, payload) for route, payload in enumerate(payloads) if payload]
 
 

@@ -32,6 +32,8 @@ def position_order(position: Position) -> tuple[Position, str]:
     return position, ""
 
 
+DIED = "!"
+"""Beginning of the names under which a ledger lists dead letters by their coordinates; see `died_in`."""
 NO_INDEX = -1
 """Placeholder for the fan-out index that a foreign republisher did not write."""
 
@@ -313,8 +315,8 @@ def _node(hop: Hop, behind: Sequence[Node]) -> Node:
 
 
 def died_in(node: Node) -> str:
-    """Name under which the dead letters of a topic-partition are listed. No group of lanes begins with "!"."""
-    return f"!{_topic(node)}:{node.partition}#{node.topic_id}"
+    """Name under which the dead letters of a topic-partition are listed. No group of lanes begins with `DIED`."""
+    return f"{DIED}{_topic(node)}:{node.partition}#{node.topic_id}"
 
 
 def event_of(position: Position, items: int) -> Position:

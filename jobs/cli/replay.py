@@ -36,6 +36,7 @@ from jobs.cli.run import SPARK, check_runner, check_spark, spark_ahead
 from jobs.cli.signals import Stopped, on_signals
 from jobs.environment import UsageError
 from jobs.screen import Bar, progress, say
+from persistence.names import MAX_GENERATION
 
 if TYPE_CHECKING:
     from aggregations.definition.flow import Flow
@@ -60,7 +61,11 @@ def replay(
     drop: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Remove generation N, which is not live, from the stores.", show_default=False
+            min=1,
+            max=MAX_GENERATION,
+            metavar="N",
+            help="Remove generation N, which is not live, from the stores.",
+            show_default=False,
         ),
     ] = None,
     reason: Annotated[

@@ -84,6 +84,8 @@ def chosen(ranges: Iterable[str], flows: Sequence[Flow[Any]], reader: Reader) ->
         spans = between + (spans_of(named, topics, reader) if named or not timed else [])
     except (RangeError, TopicMissing) as error:
         raise RunRefusedError(str(error)) from error
+    if timed and not any(one.first < one.last for one in between):
+        raise RunRefusedError(f"{OPTION} {timed[0]}: the topics have no record of these times; give others")
     _check_times(timed, between, logs)
     covered = {one.topic for one in spans}
     spans += [span for topic in tables - covered for span in spans_of([topic], topics, reader)]

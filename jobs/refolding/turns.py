@@ -77,12 +77,13 @@ def _check_whole(reader: Reader, topic: str, history: History) -> None:
 def turns_of(entries: Iterable[Entry], flow: Flow[Any], history: History) -> list[Ends]:
     """The same, of entries of the flow in any order. Pure.
 
-    A flow that was restored has read records again: what it read before, beyond the snapshot, does not count.
+    A flow that was restored, or began anew with empty stores, has read records again: what it read before does not count.
+    Epochs may begin anew as well, so the times of the batches are in order, and their numbers only within one time.
     """
     start = {place: history.first[place.topic][place.partition] for place in history.ends(flow)}
     ends = history.ends(flow)
     cuts: list[Ends] = [start]
-    for entry in sorted(entries, key=lambda one: (one.epoch, one.batch)):
+    for entry in sorted(entries, key=lambda one: (one.time_ms, one.epoch, one.batch)):
         begin, end = (_places(entry, which, ends) for which in (0, 1))
         while len(cuts) > 1 and any(cuts[-1][place] > at for place, at in begin.items()):
             cuts.pop()

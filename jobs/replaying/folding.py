@@ -1,21 +1,24 @@
 """How the records of a rebuild are folded, and what leaves the stores: everything that a swap needs of Kafka."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aggregations.definition.flow import Flow
 from aggregations.engine.held import Rebuilding
+from aggregations.engine.opening import check_arguments, outputs_of
 from aggregations.report import Report
+from aggregations.run.growth import unread_growths
 from aggregations.run.plan import Plan
 from aggregations.run.start import EARLIEST, Starts
 from jobs.replaying.beginning import fill_from_snapshot
 from jobs.replaying.generations import Generations
 from jobs.replaying.leaving import send_letters, send_outputs, send_states
-from jobs.replaying.planning import check_retention, ranges_of, starts_of
+from jobs.replaying.planning import check_continued, check_retention, ranges_of, starts_of
 from persistence.kafka import KafkaSettings, Topics
-from persistence.manifest import Rebuilt
+from persistence.manifest import Manifest, Rebuilt
 from persistence.pointer import Pointer
 
 Runner = Callable[..., Report]
@@ -41,9 +44,29 @@ class Outside(Protocol):
         """Publish the states that the flow publishes, and return their number; remove those of the generation before."""
         ...
 
+    def unread_growths(self, found: Generations, generation: int) -> list[str]:
+        """The topics with added partitions of which a generation has not read all that may be in the wrong one."""
+        ...
+
     def stopped(self) -> bool:
         """Whether the command was asked to end."""
         ...
+
+
+def growths_of(manifest: Manifest | None, kafka: KafkaSettings) -> list[str]:
+    """The topics whose growth is not over at the end of a run; see `aggregations.run.growth`.
+
+    Raises:
+        BrokerError: Kafka does not answer, or refuses a request.
+    """
+    if manifest is None or not manifest.growth:
+        return []
+    topics = Topics(kafka)
+
+    def ends(topic: str) -> dict[int, int]:
+        return {partition: end for (_, partition), end in topics.ends([topic]).items()}
+
+    return unread_growths(manifest, time.time_ns() // 1_000_000, ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +84,23 @@ class Folding:
     planned: Callable[[Plan], None] | None
     stop: threading.Event
 
+    def check(self) -> None:
+        """Check the arguments, and the topics that the swap sends to, before anything is written.
+
+        Raises:
+            FlowError: The flow reads or publishes to the dead-letter topic, or a store is in memory.
+            BrokerError: A topic does not exist, or this user may not write it.
+        """
+        check_arguments(self.flow, self.stores, self.accept, dead_letters=self.dead_letters)
+        letters = [] if self.dead_letters is None else [self.dead_letters]
+        Topics(self.kafka).check_rights(write=[*outputs_of(self.flow), *letters])
+
     def fold(self, found: Generations, pointer: Pointer, note: Rebuilt) -> Report:
         """Fold the rebuild up to what the live generation has read."""
         assert pointer.rebuild is not None
         generation, live, topics = pointer.rebuild.generation, pointer.live, Topics(self.kafka)
         fill_from_snapshot(found, pointer.rebuild, note)
+        check_continued(found, live, generation, self.accept)
         ranges = ranges_of(found, live, generation, topics)
         check_retention(found, ranges, self.accept)
         begun = {topic for topic, _ in found.positions(generation)}  # a crash may leave only some topics begun
@@ -97,6 +132,10 @@ class Folding:
     def send_states(self, found: Generations, generation: int, before: int) -> int:
         """Publish the states that the flow publishes, and return their number; remove those of the generation before."""
         return send_states(found, generation, before, self.kafka)
+
+    def unread_growths(self, found: Generations, generation: int) -> list[str]:
+        """The topics with added partitions of which a generation has not read all that may be in the wrong one."""
+        return growths_of(found.manifest(generation), self.kafka)
 
     def stopped(self) -> bool:
         """Whether the command was asked to end."""

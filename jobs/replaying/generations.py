@@ -198,7 +198,12 @@ def begin_rebuild(
                 f"{ref}: the outputs of its rebuild are {kept} since it began. Continue it without --outputs, or give it up "
                 "with --abandon"
             )
-        continued = msgspec.structs.replace(rebuild, worker=author.worker, origin=origin or rebuild.origin)
+        continued = msgspec.structs.replace(
+            rebuild,
+            worker=author.worker,
+            origin=origin or rebuild.origin,
+            redefined=rebuild.redefined or redefined,  # it may have died before it wrote anything
+        )
         pointer = found.change(pointer, rebuild=continued)
     else:
         live = pointer.live if pointer.version else live

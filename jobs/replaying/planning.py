@@ -282,6 +282,34 @@ def check_topics(found: Generations, live: int, accept: Sequence[str]) -> None:
     refuse([_replaced(found, topic) for topic in found.flow.topics if len(known.get(topic, ())) > 1], accept)
 
 
+def check_continued(found: Generations, live: int, generation: int, accept: Sequence[str]) -> None:
+    """Check that another generation can still get what the live one has read of each topic.
+
+    Nothing shows how far the live generation has read a topic that was deleted and created again.
+
+    Args:
+        found: The generations.
+        live: The live generation.
+        generation: The other one: a rebuild, or the generation before.
+        accept: Names of accepted risks.
+
+    Raises:
+        RunRefusedError: The live generation has read a newer topic of the same name, and the loss is not accepted.
+    """
+    ids = [one.topic_ids if (one := found.manifest(number)) else {} for number in (generation, live)]
+    newer = [topic for topic in found.flow.topics if len({known[topic] for known in ids if known.get(topic)}) > 1]
+    refuse([_not_continued(found, generation, topic) for topic in newer], accept)
+
+
+def _not_continued(found: Generations, generation: int, topic: str) -> Finding:
+    return unsafe(
+        Risk.LOST_RECORDS,
+        f"{found.ref(generation)}: topic {topic} was created again since it read the former one, and it would miss what the live "
+        "generation has read of that since",
+        "Keep the live generation, give up a rebuild with --abandon, or accept the loss",
+    )
+
+
 def _replaced(found: Generations, topic: str) -> Finding:
     return unsafe(
         Risk.LOST_RECORDS,

@@ -51,8 +51,10 @@ def swap_rebuild(
         report.add(outside.fold(found, pointer, note))  # so that the flow stands still for a moment only
         if outside.stopped():
             raise RunRefusedError(f"{found.ref(new)}: stopped before the swap; generation {old} is live and goes on")
+        _check_grown(found, old, outside)
     with _reopened(found, author):
         close_live(found, own_rebuild(found, author)[0])
+        _check_grown(found, old, outside)
         report.add(outside.fold(found, pointer, note))
         if not found.has_all(new, old):
             raise RunRefusedError(
@@ -69,6 +71,22 @@ def swap_rebuild(
     states = outside.send_states(found, new, old)
     end_swap(found, author)
     return Swapped(found.flow.name, new, old, True, report, differ, letters, states, outputs)
+
+
+def _check_grown(found: Generations, live: int, outside: Outside) -> None:
+    """Check that no records wait in a partition that their keys have left since partitions were added.
+
+    Until they are read, states of the live generation evict no position. The rebuild may have seen no growth: for it, the
+    partitions may always have been there.
+
+    Raises:
+        RunRefusedError: Some may wait.
+    """
+    if grown := outside.unread_growths(found, live):
+        raise RunRefusedError(
+            f"{found.ref(live)}: partitions were added to {grown[0]}, and not all records that may be in the wrong one are read. "
+            "It stays live: run it until it has read them, and repeat the command"
+        )
 
 
 @contextmanager

@@ -31,8 +31,8 @@ from persistence.names import FlowRef, StageRef
 
 SCHEMA_REMEDY: Final = "Create the keyspace and its tables: headwater schema apply URL"
 FOREIGN_REMEDY: Final = (
-    "The tables are not those of this version: choose another keyspace, or add the missing columns, which "
-    "`headwater schema print` shows"
+    "The tables are not those of this version: add the missing columns with `headwater schema apply URL`, or choose "
+    "another keyspace if they belong to another program"
 )
 
 _LOGIN = "Check the user in the URL and the secret in password_file or password_env"

@@ -17,6 +17,7 @@ from aggregations.definition.source import Topic
 from aggregations.definition.windows import tumbling
 from aggregations.errors import DefinitionChangedError, RunRefusedError
 from aggregations.local import run_local
+from aggregations.run import growth
 from aggregations.run.mend import Mending
 from aggregations.run.snapshots import Latest, read_snapshot
 from jobs.backup import snapshot
@@ -270,7 +271,7 @@ def test_states_in_redis_are_mended_in_all_their_windows(
         assert not audited(world, flow).drifted
 
 
-def test_a_topic_that_grows_has_to_be_read_first(world: World) -> None:
+def test_a_topic_that_grows_has_to_be_read_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     flow = fleet(world.topic)
     world.send(republished(legs(60)))
     world.run(flow)
@@ -280,3 +281,5 @@ def test_a_topic_that_grows_has_to_be_read_first(world: World) -> None:
     tamper(world, flow, "carrier", b"AA", legs=0)
     with pytest.raises(RunRefusedError, match="partitions were added"):
         mended(world, flow, "carrier", b"AA")
+    monkeypatch.setattr(growth, "METADATA_MAX_AGE_SECONDS", 0)  # as if that time was over, and nothing had arrived
+    assert mended(world, flow, "carrier", b"AA").mends == {b"AA": Mending.CHANGED}

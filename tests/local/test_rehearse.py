@@ -122,6 +122,8 @@ def test_what_the_topics_do_not_have_is_refused(world: World) -> None:
         ([f"{world.topic}:0:20-30"], "ends before offset 20"),
         ([f"{world.topic}:0:6-7", f"{world.topic}:0:9-9"], "several ranges"),
         (["2020-01-01T00:00:00Z/"], "begins at 5"),
+        (["2099-01-01T00:00:00Z/"], "no record of these times"),
+        (["/1999-01-01T00:00:00Z"], "no record of these times"),
     ):
         with pytest.raises(RunRefusedError, match=said) as refused:
             rehearsed(world, flow, flow, *ranges)

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path as File
 from typing import Any
@@ -10,14 +11,17 @@ import msgspec
 import pytest
 
 from aggregations.definition.flow import Flow
-from aggregations.errors import RunRefusedError
+from aggregations.definition.source import Topic
+from aggregations.errors import FlowError, RunRefusedError
 from aggregations.run.snapshots import Latest, read_snapshot
 from jobs.environment import UsageError
 from jobs.replay import abandon, plan_replay, pointer_of, rebuild, rollback, swap
 from jobs.replaying.generations import Generations, generations_of
+from persistence.kafka import BrokerError
 from persistence.pointer import Pointer, Rebuild
+from tests.messages import Leg
 from tests.support.flows import TOTALS, fleet
-from tests.support.world import World, legs, republished
+from tests.support.world import World, alone, legs, republished
 
 pytestmark = [pytest.mark.integration]
 
@@ -186,3 +190,78 @@ def test_published_states_are_sent_by_the_swap_and_refuse_the_way_back(
         latest.apply(record.key or b"", read_snapshot(record.value))
     assert {key: latest.state(key) for key, _ in latest} == world.results(flow, "aircraft")
     assert rollback(flow, **site.options(why="", accept=["snapshot-versions"])).live == 1
+
+
+def recreated(fleet: Fleet) -> None:
+    """The live generation reads the topic to its end, then another topic of its name."""
+    world = fleet.world
+    world.send(republished(legs(80), range(60, 80)))
+    world.run(fleet.flow)
+    world.topics.delete([world.topic])
+    world.topics.create(world.topic, 2)
+    world.send(republished(legs(100), range(80, 100)))
+    world.run(fleet.flow, accept=["topic-recreated"])
+
+
+def test_a_topic_that_was_created_again_since_the_rebuild_began(fleet_of: Fleet) -> None:
+    fleet_of.rebuild()
+    recreated(fleet_of)
+    before = fleet_of.pointer()
+    said = r"generation 2: topic .* was created again since it read the former one.*--accept lost-records"
+    plan = lambda: plan_replay(fleet_of.flow, **fleet_of.options())
+    for command in (lambda: fleet_of.swap(accept=["topic-recreated"]), fleet_of.rebuild, plan):
+        with pytest.raises(RunRefusedError, match=said):
+            command()
+    assert fleet_of.pointer().live == before.live == 1
+    assert fleet_of.pointer().closing == 0
+    fleet_of.world.run(fleet_of.flow)
+    found = fleet_of.swap(accept=["topic-recreated", "lost-records"])
+    assert found.differences.comparison.differences > 0  # they show the loss
+
+
+def test_a_topic_that_was_created_again_since_the_swap(fleet_of: Fleet) -> None:
+    fleet_of.rebuild()
+    fleet_of.swap()
+    recreated(fleet_of)
+    options = {**fleet_of.options(), "why": "a test"}
+    with pytest.raises(RunRefusedError, match=r"generation 1: topic .* was created again since it read the former one"):
+        rollback(fleet_of.flow, **options)
+    assert fleet_of.pointer().live == 2
+    assert rollback(fleet_of.flow, **options, accept=["lost-records"]).live == 1
+
+
+def aggregated(topic: str) -> Flow[Any]:
+    """States that remember one position, so that each record that is read too late is lost."""
+    return Flow("fleet").source(Topic(topic, Leg)).aggregate("aircraft", "tail", TOTALS, history=1)
+
+
+def test_partitions_that_were_added_and_are_not_read(world: World, tmp_path: File) -> None:
+    flow, stop = aggregated(world.topic), threading.Event()
+    fleet = Fleet(world, flow, tmp_path / "work")
+    world.topics.add_partitions(world.topic, 4)
+    moved = [Leg(tail="moved", carrier="AA", minutes=1) for _ in range(16)]
+    others = [alone(Leg(tail=f"X{number}", carrier="AA", minutes=1), partition=1) for number in range(40)]
+    # The first two were written by a producer that did not know the new partitions.
+    world.send([*others, *republished(moved, (0, 3), partition=1), *republished(moved, (6, 9, 12, 15), partition=3)])
+    world.run(flow, max_records=4, stop=stop, progress=lambda _: stop.set())
+    fleet.rebuild()
+    with pytest.raises(RunRefusedError, match=r"partitions were added to .* It stays live"):
+        fleet.swap()
+    assert (fleet.pointer().live, fleet.pointer().closing) == (1, 0)
+    world.run(flow, max_records=4, metadata_max_age=0)
+    assert fleet.swap().differences.comparison.differences == 0
+    world.run(flow)
+    assert world.results(flow, "aircraft")[b"moved"]["legs"] == 6
+
+
+def test_a_dead_letter_topic_that_does_not_exist_is_refused_before_anything_is_folded(fleet_of: Fleet) -> None:
+    options = fleet_of.options(why="a test", dead_letters="nowhere")
+    with pytest.raises(BrokerError, match="nowhere"):
+        rebuild(fleet_of.flow, **options)
+    with pytest.raises(FlowError, match="the flow's source"):
+        rebuild(fleet_of.flow, **{**options, "dead_letters": fleet_of.world.topic})
+    assert fleet_of.pointer() == Pointer()
+    assert fleet_of.rebuild().report.records == 60
+    with pytest.raises(BrokerError, match="nowhere"):
+        swap(fleet_of.flow, work=fleet_of.work, **options)
+    assert (fleet_of.pointer().live, fleet_of.pointer().closing) == (1, 0)

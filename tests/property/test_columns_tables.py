@@ -1,10 +1,11 @@
 """Tables in whole columns: whatever arrives, a table has the rows, and the bytes, that it has message by message."""
 
 import json
+import math
 from typing import Any
 
 import polars as pl
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aggregations.definition.aggregates import count
@@ -13,7 +14,8 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from envelope import Envelope, Hop, Tombstones, encode
-from tests.support.both import TOPIC_ID, Both
+from tests.property import test_columns_fields as every
+from tests.support.both import TOPIC_ID, Both, record
 
 COLUMNS: dict[str, Any] = {"name": str, "fee": float, "size": int, "open": bool, "notes": [str]}
 SOURCE = Topic("sales", Json({"shop": str}), envelope=False)
@@ -80,3 +82,26 @@ def test_a_table_has_the_same_rows_in_columns_and_message_by_message(
     both = Both(flow_of(policy, data.draw(names), enveloped=enveloped))
     for batch in data.draw(batches(enveloped=enveloped)):
         both.process(batch)
+
+
+VALUES = {name: every.VALUES[name] for name in ("opt_float", "opt_double", "opt_int64", "opt_uint64", "opt_string")}
+singular = st.dictionaries(st.sampled_from(sorted(VALUES)), st.just(None), max_size=3).flatmap(
+    lambda names: st.fixed_dictionaries({name: VALUES[name] for name in names})
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    found=st.lists(st.lists(st.tuples(st.booleans(), singular), min_size=1, max_size=6), min_size=1, max_size=3),
+    columns=st.lists(st.sampled_from(sorted(VALUES)), min_size=1, unique=True),
+)
+@example(found=[[(True, {"opt_double": math.nan}), (True, {})]], columns=["opt_double"])
+def test_a_row_that_no_state_can_have_is_a_dead_letter_also_if_a_later_one_of_its_batch_replaces_it(
+    found: list[list[tuple[bool, dict[str, Any]]]], columns: list[str]
+) -> None:
+    first = Flow("shop").source(SOURCE).aggregate("sales", "_key", Fields(n=count()))
+    both, offset = Both(first.lookup("shop", every.TOPIC, "shop", columns=columns).publish("out")), 0
+    for batch in found:
+        values = [(b"s1" if one else b"s2", every.Every(**fields).SerializeToString()) for one, fields in batch]
+        both.process([record("every", offset + n, key, value) for n, (key, value) in enumerate(values)])
+        offset += len(batch)

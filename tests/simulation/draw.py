@@ -23,7 +23,8 @@ def draw_spec(seed: int) -> Spec:
     spec = _draw_second(Random(f"second {seed}"), spec)
     spec = _draw_sessions(Random(f"sessions {seed}"), spec)
     spec = _draw_filter(Random(f"filter {seed}"), spec)
-    return _draw_service_filters(Random(f"service filters {seed}"), spec)
+    spec = _draw_service_filters(Random(f"service filters {seed}"), spec)
+    return _draw_repairs(Random(f"repairs {seed}"), spec)
 
 
 def draw(random: Random) -> Spec:
@@ -141,6 +142,11 @@ def _draw_service_filters(random: Random, spec: Spec) -> Spec:
         return random.choice(["event id", "interval", *numbered]) if random.random() < 0.8 else ""
 
     return replace(spec, processors=tuple(replace(one, deduplicates=drawn(one)) for one in spec.processors))
+
+
+def _draw_repairs(random: Random, spec: Spec) -> Spec:
+    """Let states of some worlds be spoiled and mended; which of two duplicates a filter passes on must be known."""
+    return replace(spec, repairs=spec.folds and spec.deduplicates != OVER_PARTITIONS and random.random() < 0.3)
 
 
 def _draw_audit(random: Random, spec: Spec) -> str:

@@ -17,6 +17,7 @@ from tests.simulation.functions import OUT, OUTAGE
 from tests.simulation.kafka import CLOCK, Log
 from tests.simulation.losses import back, restore, snapshot
 from tests.simulation.oracle import Violation
+from tests.simulation.repairs import repair
 from tests.simulation.service import Service
 from tests.simulation.topology import FINAL, FLOW, OVER_PARTITIONS, Spec
 from tests.simulation.world import World
@@ -69,7 +70,11 @@ def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
     }
     weights = [weight * possible.get(kind, True) for kind, (weight, _) in KINDS.items()]
     kinds = random.choices(list(KINDS), weights, k=steps)
-    return spec, [Step(kind, *(random.randrange(1 << 16) for _ in range(3))) for kind in kinds]
+    made = [Step(kind, *(random.randrange(1 << 16) for _ in range(3))) for kind in kinds]
+    own = Random(f"repairs {seed}")
+    for _ in range(3 if spec.repairs else 0):
+        made.insert(own.randrange(len(made) + 1), Step("repair", *(own.randrange(1 << 16) for _ in range(3))))
+    return spec, made
 
 
 def _produce(world: World, a: int, b: int, c: int) -> None:
@@ -398,5 +403,6 @@ KINDS: dict[str, tuple[int, Callable[[World, int, int, int], None]]] = {
     "back": (2, back),
     "audit": (8, _audit),
     "mend": (2, _mend),
+    "repair": (0, repair),
 }
-"""Weight and function by kind of step. A world has eighty steps."""
+"""Weight and function by kind of step. A world has eighty steps; repairs are added to them."""

@@ -203,6 +203,7 @@ class Spec:
         deduplicates: This one of `FILTERS` comes before all stages of the flow; empty for none.
         mends: From some moment on the flow accepts what it rejected: a copy may fill a hole before the redriven record.
         aside: What it publishes before a stage is published by a branch; if a filter fails before that stage, in it.
+        repairs: States are spoiled, and an operator mends them by their keys.
         folds: False for a flow without a stage: its only `stages` entry, `end`, names what its steps make of an element.
     """
 
@@ -228,6 +229,7 @@ class Spec:
     second: bool = False
     sessions: bool = False
     deduplicates: str = ""
+    repairs: bool = False
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -228,7 +228,7 @@ class World:
         for number, one in enumerate([*made, *again]):
             self.produce(topic, one, again=number >= count)
 
-    def under(self, script: Script, work: Callable[[], None]) -> None:
+    def under(self, script: Script, work: Callable[[], object]) -> None:
         """Run a part of the engine or of a service with a script of faults."""
         self._faults.script = script
         try:

@@ -12,6 +12,7 @@ from aggregations.definition.flow import Flow, Stage
 from aggregations.engine.columnar import ColumnarPath
 from aggregations.engine.job import Job
 from aggregations.engine.path import Work
+from aggregations.engine.transfer import pack, unpack
 from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.times import times_in
 from aggregations.report import DeadLetter, Report
@@ -186,8 +187,8 @@ class Both:
         for stage in part.stages:
             folded = [path.fold(work, stage, arrivals) for arrivals in tasks]
             writes.append((stage, [write for part, _ in folded for write in part]))
-            sent = [path.pack(following, self._routes) for _, following in folded if following is not None]
-            tasks = [path.unpack([part[route] for part in sent if part[route]]) for route in range(self._routes)]
+            sent = [pack(following, self._routes) for _, following in folded if following is not None]
+            tasks = [unpack([part[route] for part in sent if part[route]]) for route in range(self._routes)]
         return work, writes
 
 

@@ -35,6 +35,7 @@ class Site:
         flow: The flow.
         directory: Where the files are.
         apart: Each stage has a file of its own.
+        stores: URL of the store by stage name, where states are not in files.
         log: The records that were read, in order.
         outputs: What left, in order.
         dead: The dead letters, in order.
@@ -46,9 +47,12 @@ class Site:
     log: list[Record] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     dead: list[DeadLetter] = field(default_factory=list)
+    stores: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def urls(self) -> dict[str, str]:
+        if self.stores:
+            return bind(self.flow, self.stores)
         names = {stage: stage if self.apart else "states" for stage in self.flow.stage_names}
         return bind(
             self.flow,
@@ -105,7 +109,7 @@ class Site:
             with use(NoFaults()), closing(self.fold(size)) as folded:
                 found = Sides.of(run, folded.run, chosen, keys)
             mends = found.mends(run.batch)
-            if apply and mends:
+            if apply:
                 apply_mends(run, chosen, mends, why=why, publish=self._publish)
             return {one.key: one.mending for one in mends}
 

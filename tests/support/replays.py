@@ -310,6 +310,9 @@ class MemoryFolding:
         self.meanwhile()
         return 0
 
+    def unread_growths(self, found: Generations, generation: int) -> list[str]:
+        return []
+
     def stopped(self) -> bool:
         return False
 

@@ -39,6 +39,7 @@ TERMINAL = {
         cassandra.InvalidRequest('message="Keyspace fleet does not exist"'),
         cassandra.InvalidRequest('message="table state does not exist"'),
         cassandra.InvalidRequest('message="unconfigured table state"'),
+        cassandra.InvalidRequest('message="Undefined column name indexed in table fleet.flow"'),
     ],
     "another keyspace": [cassandra.InvalidRequest('message="Undefined column name fence in table fleet.state"')],
     "password_file": [

@@ -56,6 +56,16 @@ def test_whatever_changes_something_needs_a_reason(
     assert calls.given == []
 
 
+@pytest.mark.parametrize("number", ["0", "-1", "x", "1000000000"])
+def test_a_generation_that_cannot_exist_is_not_dropped(
+    number: str, calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(calls, COMMANDS["headwater replay (drop)"], monkeypatch)
+    assert run(monkeypatch, *" ".join(words("drop")).replace("--drop 1", f"--drop {number}").split()) == Exit.USAGE
+    assert "Invalid value for '--drop'" in capsys.readouterr().err
+    assert calls.given == []
+
+
 @pytest.mark.parametrize(
     ("form", "option", "said"),
     [

@@ -1,5 +1,6 @@
 """Chosen keys of a stage are mended in place, from a log in memory."""
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -295,3 +296,53 @@ def test_a_run_at_work_is_refused_and_not_fenced(site: Site) -> None:
         site.mend("aircraft", b"N1")
     run.process(batch(20))
     run.close()
+
+
+class Touchy:
+    """A step that rejects some minutes as long as it is told so."""
+
+    broken = True
+
+    def __call__(self, element: Element[Any]) -> Any:
+        if element["minutes"] in (4, 7) and Touchy.broken:
+            raise ValueError
+        return element.value
+
+
+def touchy() -> Flow[Any]:
+    """The letters of both steps leave no hole: their keys are not known yet."""
+    flow = Flow("touchy").source(wrapped()).map(Touchy()).aggregate("aircraft", "tail", FLEET)
+    return flow.map(Touchy()).aggregate("carrier", "carrier", FLEET)
+
+
+def crashed(site: Site, records: list[Record]) -> None:
+    """A run that dies in the middle of a batch, and another one that reads all."""
+    with pytest.raises(Crash), use(CrashAt(9, applied=True)):
+        site.run(records)
+    site.run(records)
+    site.log[:] = records
+
+
+@pytest.mark.parametrize("read", [Site.run, crashed], ids=["cleanly", "crashed"])
+def test_a_dead_letter_without_a_hole_that_the_fold_takes_now_has_to_be_redriven_first(
+    tmp_path: Path, read: Callable[[Site, list[Record]], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(touchy(), tmp_path)
+    read(site, chains(1, 12))
+    assert site.dead
+    site.spoil("aircraft", b"N1", n=0)
+    site.spoil("carrier", b"AA", n=0)
+    assert site.mend("aircraft", b"N1", apply=False) == {b"N1": Mending.CHANGED}
+    monkeypatch.setattr(Touchy, "broken", False)
+    for stage, key in (("aircraft", b"N1"), ("carrier", b"AA")):
+        with pytest.raises(RunRefusedError, match=r"folds [12] of the dead letters that wait .* Redrive them first"):
+            site.mend(stage, key)
+    assert site.pointer().version == 0
+    letters = [redriven_record(site.flow, one, 20 + at) for at, one in enumerate(site.dead)]
+    site.run(letters)
+    assert site.mend("aircraft", b"N1") == {b"N1": Mending.CHANGED}
+    assert site.mend("carrier", b"AA") == {b"AA": Mending.CHANGED}
+    assert [site.results(stage) for stage in ("aircraft", "carrier")] == [
+        {b"N%d" % n: {"n": len(range(n or 3, 12, 3)), "m": sum(range(n or 3, 12, 3))} for n in range(3)},
+        {b"AA": {"n": 11, "m": sum(range(1, 12))}},
+    ]

@@ -13,9 +13,9 @@ from tests.support.flows import spending
 FLOW = spending("payments", "merchants")
 
 
-def entry(batch: int, *, epoch: int = 1, **read: tuple[int, int]) -> Entry:
+def entry(batch: int, *, epoch: int = 1, time_ms: int = 0, **read: tuple[int, int]) -> Entry:
     """A batch that read these offsets of partition 0 of topics."""
-    return Entry("spending", epoch, batch, 0, {}, {topic: {0: its} for topic, its in read.items()})
+    return Entry("spending", epoch, batch, time_ms, {}, {topic: {0: its} for topic, its in read.items()})
 
 
 def history(payments: tuple[int, int], merchants: tuple[int, int]) -> History:
@@ -71,6 +71,20 @@ def test_what_was_read_before_a_restore_does_not_count() -> None:
         entry(4, epoch=5, payments=(10, 20), merchants=(9, 9)),
     ]
     assert turns(entries, history((0, 20), (0, 9))) == [(0, 5), (10, 5), (10, 9)]
+
+
+def test_what_was_read_before_the_stores_were_emptied_does_not_count() -> None:
+    before = [
+        entry(1, merchants=(0, 5), payments=(0, 0), time_ms=1),
+        entry(2, payments=(0, 10), merchants=(5, 5), time_ms=2),
+        entry(3, payments=(10, 10), merchants=(5, 9), time_ms=3),
+    ]
+    since = [
+        entry(1, merchants=(0, 9), payments=(0, 0), time_ms=11),
+        entry(2, payments=(0, 10), merchants=(9, 9), time_ms=12),
+    ]
+    assert turns([*before, *since], history((0, 10), (0, 9))) == [(0, 9)]
+    assert turns([*since, *before], history((0, 10), (0, 9))) == [(0, 9)]
 
 
 def test_a_history_of_one_part_has_one_turn() -> None:

@@ -247,3 +247,15 @@ def test_a_rebuild_is_continued_however_often_its_swap_is_declined():
     land.swap()
     assert [one.what for one in land.pointer().changes[-2:]] == ["rollback", "swap"]
     check(land, 2)
+
+
+def test_a_rebuild_that_died_before_it_wrote_anything_may_get_another_definition():
+    trial, land = begun(apart=True), begun(apart=True)
+    with use(CrashAt(0, applied=False)) as counted:
+        trial.rebuild(OLD)
+    assert dies(lambda: land.rebuild(OLD), counted.points.index("epoch") + 1, applied=False)
+    assert not land.pointer().rebuild.redefined
+    land.rebuild(NEW)
+    assert land.pointer().rebuild.redefined  # the swap asks for it
+    land.swap()
+    check(land, 2)

@@ -7,13 +7,14 @@ import pytest
 
 from aggregations.definition.flow import Flow
 from aggregations.definition.sessions import SessionWindow, session
+from aggregations.definition.times import LATEST_US
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.snapshots import Snapshot, read_snapshot
 from tests.support.both import Both
 from tests.support.pure import fresh_store
 from tests.unit.test_final import IDLE
-from tests.unit.test_windows import COUNT, SCREWS, at
+from tests.unit.test_windows import COUNT, MINUTE, NOW, SCREWS, at
 
 TWO = session("2m")
 
@@ -100,3 +101,10 @@ def test_an_element_that_is_near_a_published_session_is_too_late() -> None:
     runner.process([at(2, 4, partition=1, screw="t"), at(3, 5, partition=1, screw="t")])
     assert runner.report.verdicts["screw"]["window_closed"] == 1
     assert [state["n"] for key, state in runner.results("screw").items() if key[:1] == b"t"] == [2, 1]
+
+
+def test_a_key_with_an_event_at_the_latest_valid_time_is_looked_through() -> None:
+    both, last = Both(closing(session("7h"))), LATEST_US // 60_000_000 - NOW // MINUTE
+    stamp = NOW + last * MINUTE
+    both.process([at(0, last - 60_000, stamp=stamp), at(1, last, stamp=stamp)])
+    assert [read_snapshot(one.value).state["n"] for one in both.memory.outputs] == [1]

@@ -2,7 +2,19 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from tests.simulation.bugs import commit, filters, growth, letters, processes, routes, rule, sources, stages, stores
+from tests.simulation.bugs import (
+    commit,
+    filters,
+    growth,
+    letters,
+    mends,
+    processes,
+    routes,
+    rule,
+    sources,
+    stages,
+    stores,
+)
 from tests.simulation.functions import OUT
 from tests.simulation.patch import Patch
 from tests.simulation.topology import Spec
@@ -14,6 +26,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     **filters.BUGS,
     **growth.BUGS,
     **letters.BUGS,
+    **mends.BUGS,
     **processes.BUGS,
     **routes.BUGS,
     **sources.BUGS,
@@ -25,6 +38,7 @@ MATTERS: Mapping[str, Callable[[Spec], bool]] = {
     **{name: lambda spec: bool(spec.processors) for name in BUGS if name.startswith("service-")},
     **dict.fromkeys(growth.BUGS, lambda spec: spec.growth == "lagging"),
     **filters.MATTERS,
+    **dict.fromkeys(mends.BUGS, lambda spec: spec.repairs),
     **dict.fromkeys(sources.BUGS, lambda spec: spec.second),
     "outputs-not-marked": lambda spec: spec.audit == OUT,
     "outputs-before-a-stage-not-listed": lambda spec: bool(spec.publishes_before),
