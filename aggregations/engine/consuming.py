@@ -20,6 +20,7 @@ from aggregations.columns import header_kernels, message_kernels
 from aggregations.columns.arrays import arrow, validity
 from aggregations.engine import librdkafka
 from aggregations.engine.message_objects import HEADERS, Event
+from persistence.kafka.headers import REPLACED
 
 _VERSIONS: Final = (12, 16)
 """First and last minor version 2.x of librdkafka that were checked."""
@@ -196,11 +197,18 @@ def _headers(
 
 
 def texts(names: pa.BinaryArray) -> pa.StringArray:
-    """Names of headers; bytes that are no UTF-8, from a client that does not check names, are replaced."""
+    """Names of headers; one that is not UTF-8, from a client that does not check names, is that of `headers_of`."""
     try:
         return names.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([one.decode(errors="replace") for one in names.to_pylist()], pa.string())
+        return pa.array(map(_text, names.to_pylist()), pa.string())
+
+
+def _text(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return REPLACED
 
 
 def _buffers(rows: int, size: int) -> tuple[Any, Any, Any]:

@@ -8,6 +8,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from aggregations.columns.arrays import arrow, binary
+from persistence.kafka.headers import headers_of
 from persistence.kafka.reading import assign
 
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -111,5 +112,4 @@ class Objects:
 
 
 def _headers(message: Message) -> list[dict[str, Any]]:
-    pairs: Any = message.headers()
-    return [{"key": name, "value": value} for name, value in pairs or ()]
+    return [{"key": name, "value": value} for name, value in headers_of(message)]

@@ -20,6 +20,7 @@ from persistence.commit.faults import DEAD_LETTER, effect
 from persistence.commit.steps import CommitStep
 from persistence.kafka import BrokerUnavailable, KafkaSettings, Message
 from persistence.kafka.errors import passes
+from persistence.kafka.headers import headers_of
 from persistence.kafka.reading import assign
 
 _SLICE = 10_000  # outputs that are handed to the producer at once
@@ -185,13 +186,5 @@ def _read(consumer: Consumer, topic: str, partition: int, offsets: set[int]) -> 
             )
         if offset == todo[0]:
             todo.popleft()
-            headers = tuple((name, _bytes(value)) for name, value in _pairs(message.headers()))
+            headers = tuple(headers_of(message))
             yield Record(topic, partition, offset, message.key(), message.value(), message.timestamp()[1], headers)
-
-
-def _pairs(headers: object) -> list[tuple[str, object]]:
-    return list(headers) if isinstance(headers, list) else []
-
-
-def _bytes(value: object) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value if isinstance(value, bytes) else None

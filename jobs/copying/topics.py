@@ -23,6 +23,7 @@ from jobs.republish.worker import now_ms
 from persistence.compaction import COMPACTED_SOURCE, compaction
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import broker_error, connection_trouble, passes
+from persistence.kafka.headers import headers_of
 from persistence.kafka.reading import assign
 
 _LOG = logging.getLogger("headwater.copy")
@@ -188,7 +189,7 @@ class TopicRecords:
             return
         kind, timestamp = message.timestamp()
         record = InputRecord(
-            *(*place, offset, message.key(), message.value(), message.headers() or (), timestamp if kind else None),
+            *(*place, offset, message.key(), message.value(), headers_of(message), timestamp if kind else None),
             leader_epoch=message.leader_epoch(),
             topic_id=self._ids[place[0]],
             cluster=self._cluster,

@@ -13,6 +13,7 @@ from envelope.headers import Headers
 from envelope.redrive_notes import Notes
 from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import broker_error, passes
+from persistence.kafka.headers import headers_of
 from persistence.kafka.reading import assign
 
 _SECONDS = 10.0
@@ -152,15 +153,9 @@ class Letters:
             offset = message.offset()
             if offset is None or offset >= end:
                 return
-            headers = [
-                (name, text.encode() if isinstance(text, str) else text) for name, text in _pairs(message.headers())
-            ]
+            headers = headers_of(message)
             if not self.notes.take(headers, message.value()):
                 hop = Hop(self._topic, partition, offset, topic_id=self._topic_id)
                 yield StoredDeadLetter(hop, message.key(), message.value(), headers, DeadLetterHeaders.read(headers))
             if offset + 1 >= end:
                 return
-
-
-def _pairs(headers: object) -> list[tuple[str, str | bytes | None]]:
-    return list(headers) if isinstance(headers, list) else []

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 import polars as pl
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
@@ -11,10 +11,10 @@ from confluent_kafka import Message as Received
 from envelope import Reason
 from envelope import envelope_pb2 as pb
 from envelope.deadletter import DeadLetterHeaders
-from envelope.headers import Headers
 from jobs.demo.flights import FIELDS
 from jobs.demo.leg_pb2 import Leg
 from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka.headers import headers_of
 from persistence.kafka.reading import assign
 
 Coordinates: TypeAlias = tuple[str, int, int]
@@ -139,7 +139,7 @@ def dead_letters(kafka: KafkaSettings, topic: str) -> Dead:
     """Read the dead-letter topic. A record that a crash caused to be sent twice counts once."""
     found: Dead = {}
     for _, _, record in read(kafka, topic):
-        letter = DeadLetterHeaders.read(cast(Headers, record.headers() or ()))
+        letter = DeadLetterHeaders.read(headers_of(record))
         if letter is not None:
             reason = letter.reason.value if letter.reason else "unknown"
             found[letter.topic, letter.partition, letter.offset] = (reason, record.value())

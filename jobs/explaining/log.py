@@ -15,6 +15,7 @@ from jobs.environment import UsageError
 from jobs.tracing import Found, Place
 from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import broker_error, passes
+from persistence.kafka.headers import headers_of
 from persistence.kafka.reading import assign
 
 _SECONDS: Final = 10.0
@@ -172,10 +173,6 @@ def place_of(text: str) -> Place:
 
 
 def _record(message: Any, topic_id: str) -> Record:
-    headers = tuple((name, _bytes(value)) for name, value in message.headers() or ())
+    headers = tuple(headers_of(message))
     place = (message.topic(), message.partition(), message.offset())
     return Record(*place, message.key(), message.value(), message.timestamp()[1], headers, topic_id)
-
-
-def _bytes(value: object) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value if isinstance(value, bytes) else None

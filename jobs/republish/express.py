@@ -12,6 +12,7 @@ from envelope import Limits
 from envelope.hops import HopWriter
 from envelope.limits import DEFAULT_LIMITS
 from jobs.republish.partition import Consumed
+from persistence.kafka.headers import headers_of
 
 _MOST_HOPS: Final = 1024
 """Hops of a chain that compiled code reads."""
@@ -59,7 +60,7 @@ class Express:
             writers: Writer of the hops for each partition.
         """
         made: list[bytes | None] = [None] * len(messages)
-        rows = [row for row, one in enumerate(messages) if not one.headers() and one.key() and one.value()]
+        rows = [row for row, one in enumerate(messages) if not headers_of(one) and one.key() and one.value()]
         usual = messages if len(rows) == len(messages) else [messages[row] for row in rows]
         places = [(writers.get((one.topic(), one.partition())), one.leader_epoch()) for one in usual]
         self._learn(set(places))

@@ -19,6 +19,7 @@ from jobs.republish.record import InputRecord
 from jobs.republish.retry import RetryTopics, due_ms
 from persistence.commit.faults import REPUBLISH_DEAD_LETTER, REPUBLISH_FLUSH, REPUBLISH_PRODUCE, effect
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, Message
+from persistence.kafka.headers import headers_of
 
 if TYPE_CHECKING:
     from jobs.republish.express import Express
@@ -173,7 +174,7 @@ class Worker:
             offset,
             message.key(),
             message.value(),
-            message.headers() or (),
+            headers_of(message),
             timestamp if kind else None,
             message.leader_epoch(),
             part.topic_id,

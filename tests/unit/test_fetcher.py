@@ -8,22 +8,24 @@ import pytest
 
 from aggregations.engine import clients, fetch
 from aggregations.engine.fetch import Fetcher
-from aggregations.engine.message_objects import Event
+from aggregations.engine.message_objects import HEADERS, Event
 from aggregations.engine.ranges import Range
 from persistence.kafka import KafkaSettings
 from persistence.protocol import FlowRef
 
 
 class Listed:
-    """A client that delivers records in a given order."""
+    """A client that delivers records in a given order, a number of them at a time, with `size` bytes of headers."""
 
-    def __init__(self, *runs: tuple[int, int, int]) -> None:
+    def __init__(self, *runs: tuple[int, int, int], at_once: int = 1 << 30, size: int = 0) -> None:
+        self._at_once, self._headers = at_once, [{"key": "h", "value": b"x" * size}]
         self.records = [(partition, offset) for partition, first, end in runs for offset in range(first, end)]
         self.asked: list[int] = []
         self.closed = False
 
     def take(self, most: int, seconds: float) -> tuple[pa.RecordBatch, list[Event]]:
         self.asked.append(most)
+        most = min(most, self._at_once)
         taken, self.records = self.records[:most], self.records[most:]
         nothing = pa.nulls(len(taken), pa.binary())
         columns = {
@@ -32,6 +34,7 @@ class Listed:
             "partition": pa.array([partition for partition, _ in taken], pa.int32()),
             "offset": pa.array([offset for _, offset in taken], pa.int64()),
             "timestamp": pa.nulls(len(taken), pa.timestamp("ms")),
+            "headers": pa.array([self._headers] * len(taken), HEADERS),
         }
         return pa.RecordBatch.from_pydict(columns), []
 
@@ -70,6 +73,15 @@ def test_no_more_is_asked_for_than_is_missing_while_only_that_comes(monkeypatch:
     monkeypatch.setattr(fetch, "_client", lambda settings, headers: client)
     [_] = Fetcher(KafkaSettings("nowhere:1"), "legs", "g").read([Range(0, 0, 100)], stays=True)
     assert client.asked == [100]
+
+
+def test_a_chunk_is_complete_after_a_number_of_bytes_of_headers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records of a few bytes with headers of a megabyte would otherwise fill the memory."""
+    monkeypatch.setattr(fetch, "CHUNK_BYTES", 1000)
+    client = Listed((0, 0, 20), at_once=1, size=300)
+    monkeypatch.setattr(fetch, "_client", lambda settings, headers: client)
+    tables = Fetcher(KafkaSettings("nowhere:1"), "legs", "g", headers=True).read([Range(0, 0, 20)], stays=True)
+    assert [table.num_rows for table in tables] == [3] * 6 + [2]
 
 
 def test_a_consumer_that_no_run_uses_any_more_is_closed_and_the_next_call_has_another(
