@@ -20,6 +20,8 @@ _AGAIN_SECONDS: Final = 60.0
 """Seconds between two log lines about one lasting error."""
 _LAST_STANDARD: Final = 2
 """Descriptor of standard error."""
+_LONGEST: Final = 300
+"""Characters of a list or an object in a table: a filter's state contains every id that it remembers."""
 
 
 class Bar(Protocol):
@@ -178,13 +180,14 @@ def counted(count: int, one: str, several: str = "") -> str:
 
 
 def number(value: object) -> str:
-    """A value as text for people: integers with separators, lists and objects as JSON, empty for None."""
+    """A value as text for people: integers with separators, lists and objects as JSON that is cut, empty for None."""
     if value is None:
         return ""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value, ensure_ascii=False)
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
     return f"{value:,.2f}" if isinstance(value, float) else str(value)
 
 

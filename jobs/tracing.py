@@ -130,7 +130,7 @@ def traced(place: Place, fetch: Callable[[Place], Fetched]) -> list[Step]:
     """The same, with another source of records."""
     record = fetch(place)
     if record.found is not Found.FOUND:
-        raise UsageError(f"{place}: the record is {record.found}: {_WHY[record.found]}")
+        raise UsageError(f"{place}: {_WHY[record.found]}")
     envelope = _envelope(record)
     chain = envelope.chain if envelope else ()
     inputs = [
@@ -147,10 +147,10 @@ def traced(place: Place, fetch: Callable[[Place], Fetched]) -> list[Step]:
 
 
 _WHY: Final[Mapping[Found, str]] = {
-    Found.EXPIRED: "retention has deleted it",
-    Found.MISSING: "it was compacted, or its transaction was aborted or is open",
-    Found.GONE: "there is no such topic",
-    Found.BEYOND: "no record has this offset yet; write TOPIC:PARTITION:OFFSET",
+    Found.EXPIRED: "retention has deleted the record",
+    Found.MISSING: "the log has no record at this offset: it was compacted, or its transaction was aborted or is open",
+    Found.GONE: "there is no such topic. Correct its name",
+    Found.BEYOND: "no record has this offset yet. Give a lower one, or another partition",
 }
 
 

@@ -92,7 +92,10 @@ class Corrupt(StoreError):
 class Fenced(StoreError):
     """A newer run of the flow has taken over. This one must stop and write nothing more."""
 
-    usual_remedy = "A newer run of this flow has taken over: stop this one"
+    usual_remedy = (
+        "A newer run of this flow, or a command that changes its states, has taken over: stop this one. "
+        "After a command, start it again"
+    )
 
     @classmethod
     def by(cls, ref: FlowRef | StageRef, mine: int, newest: int) -> Self:

@@ -89,8 +89,8 @@ def _dead_letters(job: Job, dead: Sequence[RejectedRecord]) -> None:
     if job.dead_letters is None:
         first = dead[0]
         raise RunRefusedError(
-            f"flow {job.flow.name}: {len(dead)} records cannot be used; the first is {first.own} ({first.reason.value}: "
-            f"{first.detail}), and the flow has no dead-letter topic. Set one with --dead-letters"
+            f"flow {job.flow.name}: {first.own} cannot be used ({first.reason.value}: {first.detail}), and the flow has no "
+            f"dead-letter topic. Set one with --dead-letters. Such records in this batch: {len(dead)}"
         )
     size = max_message_bytes(job.kafka, job.dead_letters)
     by_record: dict[tuple[str, int, int], list[RejectedRecord]] = {}

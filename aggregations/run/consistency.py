@@ -127,15 +127,12 @@ def _changed(
     )
     known = [manifest.definitions for _, manifest in manifests if manifest]
     stored = {stage: made for one in known for stage, made in one.items()}
-    findings = [
-        unsafe(
-            Risk.DEFINITION,
-            f"flow {flow}: stage {stage} has definition {definition}; the flow last ran with {stored[stage]}",
-            remedy,
-        )
+    changed = [
+        f"stage {stage} has definition {definition}; the flow last ran with {stored[stage]}"
         for stage, definition in definitions.items()
         if not continues(definition, stored.get(stage, definition))
     ]
+    findings = [unsafe(Risk.DEFINITION, f"flow {flow}: {', '.join(changed)}", remedy)] if changed else []
     if any(
         [one for one in before if one in definitions] != [one for one in definitions if one in before]
         for before in known

@@ -68,7 +68,7 @@ def discard(
             progress=bar,
         )
     if result.no_hole and not json:
-        say(f"{counted(result.no_hole, 'dead letter')} left no hole, or their hole is filled: nothing to discard")
+        say(f"nothing to discard for {counted(result.no_hole, 'dead letter')}: no hole, or a filled one")
     show(
         result,
         done="discarded",

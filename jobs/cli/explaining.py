@@ -10,7 +10,6 @@ from jobs.cli.errors import Exit
 from jobs.cli.options import (
     STACK_ROOT,
     Bootstrap,
-    DeadLetters,
     FlowName,
     Generation,
     JournalTopic,
@@ -59,7 +58,15 @@ def explain(
             help="Search other records of the same event among this many offsets before and after it.",
         ),
     ] = _SEARCH,
-    dead_letters: DeadLetters = None,
+    dead_letters: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOPIC",
+            help="The flow's dead-letter topic, to show what became of a dead letter. Without it: headwater.toml.",
+            show_default=False,
+            callback=filled,
+        ),
+    ] = None,
     journal: JournalTopic = None,
     store: Stores = None,
     generation: Generation = None,

@@ -274,7 +274,8 @@ def _check_options(mode: str, options: Mapping[str, tuple[object, Sequence[str]]
     """Refuse options that would be ignored."""
     for name, (given, modes) in options.items():
         if given and mode not in modes:
-            raise UsageError(f"{name} is for {' and '.join(modes)}; remove it")
+            place = "not for --key" if mode == _KEYS else f"for {' and '.join(modes)}"
+            raise UsageError(f"{name} is {place}; remove it")
 
 
 def _runner(

@@ -57,7 +57,10 @@ class FileLines:
     def open(self, task: Task, position: Position | None) -> None:
         content = "application/json" if self._json else ""
         self._writer = ItemWriter(task, key=self._key, event_ids=self._event_ids, content_type=content)
-        self._file = self._path.open("rb")
+        try:
+            self._file = self._path.open("rb")
+        except OSError as error:
+            raise SourceError(f"{self._path}: {error.strerror}", "Correct its name or its rights") from error
         self._end = self._size()
         if position is not None:
             self._offset, self._lines = position["offset"], position["lines"]

@@ -45,7 +45,10 @@ class Positions:
         Raises:
             BrokerRefused: It does not exist, may not be written, or would lose positions.
         """
-        create = f"kafka-topics --create --topic {self.topic} --partitions 1 --config cleanup.policy=compact"
+        create = (
+            f"Create it: kafka-topics --bootstrap-server {self._settings.bootstrap} --create --topic {self.topic} "
+            "--partitions 1 --config cleanup.policy=compact"
+        )
         if self._topics.missing([self.topic]):
             raise BrokerRefused(f"topic {self.topic}, in which copies save their positions, does not exist", create)
         self._topics.check_rights(read=[self.topic], write=[self.topic])

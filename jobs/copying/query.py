@@ -72,7 +72,12 @@ class QueryRows:
             if position["column"] != self._column:
                 raise changed(f"the rows were copied in the order of {position['column']}, not of {self._column}")
             self._after, self._count = position["after"], position["rows"]
-        self._connection = self._connect()
+        try:
+            self._connection = self._connect()
+        except Exception as error:  # DB-API has a class of errors for each driver
+            raise SourceError(
+                f"the database cannot be opened: {error}", "Check its name, the user's rights, and that it answers"
+            ) from error
         style = self._paramstyle or _style(self._connection)
         if style not in _PARAMETERS:
             raise SourceError(f"unknown paramstyle {style}", f"Give one of {', '.join(_PARAMETERS)}")

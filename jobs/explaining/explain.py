@@ -40,7 +40,7 @@ SEARCH: Final = 10_000
 MOST: Final = 20
 """Records that are explained, if more have an event id or were made of a record."""
 _NOT_THERE: Final = {
-    Found.BEYOND: "no record has this offset yet; write TOPIC:PARTITION:OFFSET",
+    Found.BEYOND: "no record has this offset yet. Give a lower one, or another partition",
     Found.MISSING: "the log has no record at this offset: it was compacted, or its transaction was aborted or is open",
 }
 

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,14 @@ def test_the_python_in_it_runs(path: Path) -> None:
     document = Document.parse(str(path), PythonCodeBlockParser(), encoding="utf-8")
     for example in document.examples():
         example.evaluate()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_the_python_in_functions_that_nothing_calls_uses_names_that_exist(path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F821", "--output-format=concise", "-"]
+    found = subprocess.run(command, input="\n".join(blocks), capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 @pytest.mark.parametrize(("document", "line"), commands())

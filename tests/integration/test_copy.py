@@ -303,7 +303,10 @@ def test_the_topic_of_positions_must_exist_and_be_compacted(
     settings: KafkaSettings, topic: Make, tmp_path: Path, name: str
 ) -> None:
     lines_file(tmp_path / "lines", 1)
-    with pytest.raises(BrokerRefused, match=r"does not exist.*cleanup\.policy=compact"):
+    with pytest.raises(
+        BrokerRefused,
+        match=r"does not exist\. Create it: kafka-topics --bootstrap-server \S+:\d+ --create .*cleanup\.policy=compact",
+    ):
         lines_copy(settings, tmp_path / "lines", topic(1, "out"), "nowhere", name).run()
     with pytest.raises(BrokerRefused, match=r"cleanup\.policy=delete: it would lose"):
         lines_copy(settings, tmp_path / "lines", topic(1, "out"), topic(1, "positions"), name).run()

@@ -83,7 +83,11 @@ def test_malformed_coordinates_are_refused(record: str, trace: Callable[..., tup
 
 
 def test_a_record_that_does_not_exist_is_refused(chain: Chain, trace: Callable[..., tuple[int, str, str]]) -> None:
-    for record in (f"{chain.legs}:0:4", f"{chain.legs}:1:0", "no-such-topic:0:0"):
+    for record, why in (
+        (f"{chain.legs}:0:4", "no record has this offset yet. Give a lower one"),
+        (f"{chain.legs}:1:0", "no record has this offset yet. Give a lower one"),
+        ("no-such-topic:0:0", "there is no such topic. Correct its name"),
+    ):
         code, out, err = trace(record)
         assert (code, out) == (2, "")
-        assert err.startswith(f"headwater: {record}: the record is ")
+        assert err.startswith(f"headwater: {record}: {why}")

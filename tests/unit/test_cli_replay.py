@@ -88,9 +88,9 @@ def test_a_generation_that_cannot_exist_is_not_dropped(
         ("swap", "--key N1", "--swap and --key: give one of them"),
         ("", "--key N1", "--key: give --stage"),
         ("key", "--reason fold", "--key: --reason is for --apply"),
-        ("mend", "--take-over", "--take-over is for"),
-        ("mend", "--runner local", "--runner is for"),
-        ("key", "--redefine", "--redefine is for"),
+        ("mend", "--take-over", "--take-over is not for --key"),
+        ("mend", "--runner local", "--runner is not for --key"),
+        ("key", "--redefine", "--redefine is not for --key"),
     ],
 )
 def test_an_option_that_would_be_ignored_is_refused(

@@ -99,6 +99,11 @@ def test_lists_and_objects_in_a_table_are_json() -> None:
     assert screen.number({"pieces": ["ä", 1]}) == '{"pieces": ["ä", 1]}'
 
 
+def test_a_long_list_in_a_table_is_cut_and_says_how_long_it_is() -> None:
+    assert screen.number(["x" * 296]) == f'["{"x" * 296}"]'
+    assert screen.number(["x" * 996]) == f'["{"x" * 298}... (1,000 characters)'
+
+
 def test_what_client_libraries_log_of_their_own_retries_is_not_shown() -> None:
     code = (
         "import logging; from jobs.cli import common; common()\n"

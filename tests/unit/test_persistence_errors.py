@@ -44,6 +44,10 @@ def test_a_conflict_says_how_many_states_and_which_first():
     assert "b'N1'" in text
 
 
+def test_a_run_that_a_swap_has_ended_is_told_to_start_again():
+    assert str(Fenced.by(STAGE, 3, 4)).endswith("stop this one. After a command, start it again")
+
+
 def test_every_class_has_a_remedy_where_it_needs_none_from_the_caller():
     for cls in (Transient, Corrupt, Fenced):
         assert cls("x").remedy

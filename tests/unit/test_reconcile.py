@@ -225,6 +225,10 @@ def test_at_most_five_partitions_that_are_behind_are_named() -> None:
             r"flow f: stage s has definition new; the flow last ran with old\. Rebuild the flow",
         ),
         (
+            lambda: check_stores("f", [("s", manifest(1, s="old", t="old"))], {"s": "new", "t": "newer"}),
+            r"with old, stage t has definition newer; the flow last ran with old\. Rebuild the flow",
+        ),
+        (
             lambda: check_stores("f", [("s", manifest(1, a="x", b="y"))], {"b": "y", "a": "x"}),
             r"flow f: its stages were in a different order before\. Rebuild the flow",
         ),
