@@ -75,6 +75,7 @@ class Job:
         shared: Sources in which a key is known to have arrived in two partitions.
         tasks: Ranges of the sources that each reading task reads, by task.
         local: All tasks run on the driver's machine, in one executor.
+        directory: Where tasks put rows for those of the next stage; empty: they go through Spark's shuffle.
         ledger: Dead letters of the flow that left no hole.
         doubt: Offsets below which records may have been folded before.
         known: Marks that buckets had acknowledged when the batch began.
@@ -112,6 +113,7 @@ class Job:
     shared: frozenset[str] = frozenset()
     tasks: Sequence[Slot] = ()
     local: bool = False
+    directory: str = ""
     ledger: Ledger = field(default_factory=lambda: Ledger(""))
     doubt: Doubt = field(default_factory=dict)
     evict: bool = True

@@ -1,6 +1,7 @@
 """Rows on their way from a task to those of the next stage."""
 
 import io
+import uuid
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,10 +23,15 @@ _SENT: Final = frozenset({schema.OFFSET, schema.MADE, schema.TOMBSTONE})
 """Columns that are always sent: one of them at least shows how many rows there are, the others go with values."""
 
 
-def pack(arrivals: Rows, routes: int) -> list[bytes]:
+def pack(arrivals: Rows, routes: int, directory: str = "") -> list[bytes]:
     """Divide arrivals by key: one payload per route, empty for a route without arrivals.
 
     A column that has the same value in all rows is sent as this value: most columns of a batch are such.
+
+    Args:
+        arrivals: The rows.
+        routes: Number of routes.
+        directory: Where the other columns go, in files whose names are sent; empty: they are sent.
     """
     frame = arrivals.frame
     if not frame.height:
@@ -38,7 +44,9 @@ def pack(arrivals: Rows, routes: int) -> list[bytes]:
     for number in range(routes):
         part, values = _own_values(differ.filter(pl.Series(route == number)), arrivals.values)
         names = [name for name in frame.columns if name in same or name in part.columns]
-        payloads.append(dumps((_ipc(part), names, same, arrivals.signatures, values)) if part.height else b"")
+        payloads.append(
+            dumps((_columns(part, directory), names, same, arrivals.signatures, values)) if part.height else b""
+        )
     return payloads
 
 
@@ -46,9 +54,9 @@ def unpack(payloads: Sequence[bytes]) -> Rows:
     """Combine payloads of several tasks."""
     parts = []
     for payload in payloads:
-        data, names, same, signatures, values = loads(payload)
+        columns, names, same, signatures, values = loads(payload)
         whole = [pl.lit(same[name][1], same[name][0]).alias(name) if name in same else pl.col(name) for name in names]
-        parts.append(Rows(pl.read_ipc(io.BytesIO(data)).select(whole), signatures, values))
+        parts.append(Rows(pl.read_ipc(columns).select(whole), signatures, values))
     rows = together(parts, None)
     return by_partition(rows) if len(parts) > 1 else rows
 
@@ -68,7 +76,12 @@ def _own_values(part: pl.DataFrame, values: Sequence[Any] | None) -> tuple[pl.Da
     return with_values(part, [values[number] for number in part.get_column(schema.MADE)])
 
 
-def _ipc(frame: pl.DataFrame) -> bytes:
+def _columns(frame: pl.DataFrame, directory: str) -> bytes | str:
+    """The rows in Arrow's IPC format, or the name of a file with them."""
+    if directory and frame.height:
+        path = f"{directory}/{uuid.uuid4().hex}"
+        frame.write_ipc(path, compression="uncompressed")
+        return path
     buffer = io.BytesIO()
     frame.write_ipc(buffer, compression="lz4")
     return buffer.getvalue()

@@ -2,7 +2,9 @@
 
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -49,7 +51,8 @@ class Action:
         if self._spark._jsc is None:
             raise SparkEndedError("Spark's context was stopped by another part of this program")
         try:
-            return self._execute(job)
+            with self._directory() as directory:
+                return self._execute(replace(job, directory=directory))
         except (Py4JError, PySparkException, ConnectionError, AttributeError) as error:
             # Errors of tasks arrive as blocks; errors that Spark raises concern workers, or Spark itself. PySpark has
             # attributes that are None once its context is stopped.
@@ -82,6 +85,16 @@ class Action:
         finally:
             with suppress(Py4JError, ConnectionError):  # the JVM may have ended
                 rows.unpersist()
+
+    def _directory(self) -> AbstractContextManager[str]:
+        """A directory for the rows of a batch; empty if tasks run elsewhere, or it cannot be made.
+
+        The JVM removes it if this process is killed.
+        """
+        with suppress(OSError):
+            if self.is_local:
+                return TemporaryDirectory(prefix="batch-", dir=self._spark._temp_dir, ignore_cleanup_errors=True)
+        return nullcontext("")
 
     def _ended(self) -> str:
         """How Spark ended; empty if it has not."""

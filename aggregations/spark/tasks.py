@@ -258,7 +258,7 @@ def _send(work: Work, stage: int, arrivals: "Rows") -> list[Block]:
     from aggregations.engine import transfer
 
     with work.timed("pack"):
-        payloads = transfer.pack(arrivals, work.job.routes)
+        payloads = transfer.pack(arrivals, work.job.routes, work.job.directory)
     return [Block(route, Kind.ELEMENTS, stage, payload) for route, payload in enumerate(payloads) if payload]
 
 

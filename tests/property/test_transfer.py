@@ -1,5 +1,6 @@
 """Rows arrive at the tasks of the next stage as they were sent, also those whose columns are the same in all rows."""
 
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import polars as pl
@@ -47,9 +48,14 @@ def rows_of(draw: st.DrawFn) -> Rows:
     return Rows(made, SIGNATURES, [{"n": number} for number in range(height)])
 
 
-@given(rows_of(), st.integers(1, 3))
-def test_every_row_arrives_once_at_the_task_of_its_key_as_it_was(rows: Rows, routes: int) -> None:
-    payloads = pack(rows, routes)
+@given(rows_of(), st.integers(1, 3), st.booleans())
+def test_every_row_arrives_once_at_the_task_of_its_key_as_it_was(rows: Rows, routes: int, files: bool) -> None:
+    with TemporaryDirectory() as directory:
+        _check(rows, routes, directory if files else "")
+
+
+def _check(rows: Rows, routes: int, directory: str) -> None:
+    payloads = pack(rows, routes, directory)
     goes_to = [route_of(key, routes) for key in rows.frame.get_column(STAGE_KEY).to_list()]
     for route, payload in enumerate(payloads):
         sent = rows.frame.filter(pl.Series([one == route for one in goes_to], dtype=pl.Boolean))
