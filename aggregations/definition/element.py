@@ -22,7 +22,7 @@ class Record:
         key: Key bytes, or None.
         value: Value bytes, or None.
         timestamp_ms: Kafka's timestamp in milliseconds since 1970.
-        headers: Pairs of name and value, in order; names may repeat.
+        headers: Pairs of name and value, in order; names may repeat. A name that is not UTF-8 is U+FFFD.
         topic_id: Kafka's id of the topic; empty when unknown.
     """
 

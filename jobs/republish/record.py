@@ -35,7 +35,7 @@ class InputRecord:
         offset: Its offset.
         key: Its key.
         value: Its value as Kafka delivered it, envelope included.
-        headers: Its headers; names may repeat.
+        headers: Its headers; names may repeat. A name that is not UTF-8 is U+FFFD.
         timestamp_ms: Its timestamp in milliseconds since 1970; None when the topic gives none.
         leader_epoch: Its leader epoch; None when unknown.
         topic_id: Kafka's id of the topic.

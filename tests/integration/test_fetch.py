@@ -16,6 +16,7 @@ from aggregations.engine.message_objects import HEADERS, Objects
 from aggregations.engine.ranges import Range
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import BrokerError
+from tests.support.raw_headers import Names, produce_raw
 
 PARTITIONS = 3
 
@@ -114,6 +115,19 @@ def test_headers_are_read_for_those_who_ask(
         assert found == {(0, offset): [("n", b"%d" % offset), ("z", None)] for offset in (7, 8)} | {
             (2, offset): some[offset % len(some)] for offset in range(18)
         }
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_header_whose_name_is_not_utf_8_has_another_name(
+    settings: KafkaSettings, filled: str, compiled: bool
+) -> None:
+    names: list[Names] = [[(b"a", b"1"), (b"a\xff", b"2"), (b"b", None)], [], [(b"\xff", None), (b"", b"")]]
+    produce_raw(settings.bootstrap, filled, [(b"k", b"v", some) for some in names * 20], 2)
+    fetcher = Fetcher(settings, filled, "test-fetch", headers=True, compiled=compiled)
+    [table] = fetcher.read([Range(2, 0, 60)], stays=False)
+    fetcher.close()
+    found = [[(one["key"], one["value"]) for one in its] for its in table.column("headers").to_pylist()]
+    assert found == [[("a", b"1"), ("\ufffd", b"2"), ("b", None)], [], [("\ufffd", None), ("", b"")]] * 20
 
 
 def test_null_and_empty_keys_and_values_are_told_apart(fetcher: Fetcher, settings: KafkaSettings, filled: str) -> None:

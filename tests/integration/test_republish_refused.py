@@ -14,6 +14,8 @@ from jobs.republish import InputRecord, InputTopics, OutputRecord, Republisher, 
 from persistence.commit import faults
 from persistence.errors import Transient
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka.headers import headers_of
+from tests.support.raw_headers import produce_raw
 from tests.support.republish import Make, produce, read_all, run
 
 pytestmark = pytest.mark.integration
@@ -51,6 +53,21 @@ def test_poison_of_every_kind_is_kept_byte_for_byte_and_the_rest_goes_on(setting
         assert letter.lineage.endswith(f"{source}:0:{2 * i + 1}")
         assert own_headers(message.headers()) == headers
     assert counts.dead_lettered == {"empty": 2, **{reason: 1 for _, _, reason in poison[2:]}}
+
+
+def test_a_header_whose_name_is_not_utf_8_has_another_name_in_outputs_and_dead_letters(
+    settings: KafkaSettings, topic: Make
+) -> None:
+    source, target, dead = topic(1, "in"), topic(1, "out"), topic(1, "dead")
+    names = [(b"a", b"1"), (b"\xff", b"2"), (b"b\xff", None)]
+    good = encode(Envelope(b"v", key=b"k"))
+    records = [(b"k", good, names), (b"k", b"junk", names), (b"k", good, [])]
+    produce_raw(settings.bootstrap, source, records * 10)
+    counts = run(settings, source=source, target=target, dead_letter=dead)
+    assert (counts.consumed, counts.dead_lettered) == (30, {"not_an_envelope": 10})
+    headers = [("a", b"1"), ("\ufffd", b"2"), ("\ufffd", None)]
+    assert [own_headers(headers_of(one)) for one in read_all(settings, dead)] == [headers] * 10
+    assert [headers_of(one) for one in read_all(settings, target)] == [headers, []] * 10
 
 
 @pytest.mark.parametrize("wrapping", ["envelope", "none"])
