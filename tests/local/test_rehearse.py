@@ -101,7 +101,6 @@ def test_a_part_of_history_is_folded(world: World) -> None:
         ([f"{world.topic}:1"], 30),
         ([f"{world.topic}:0:3-9", f"{world.topic}:1:29-29"], 8),
         (["2020-01-01T00:00:00Z/"], 60),
-        (["/2020-01-01T00:00:00Z"], 0),
     ):
         found = rehearsed(world, flow, flow, *ranges)
         assert (found.new.records, found.history.records) == (records, records)
