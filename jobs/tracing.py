@@ -130,7 +130,7 @@ def traced(place: Place, fetch: Callable[[Place], Fetched]) -> list[Step]:
     """The same, with another source of records."""
     record = fetch(place)
     if record.found is not Found.FOUND:
-        raise UsageError(f"{place}: {_WHY[record.found]}")
+        raise UsageError(f"{place}: {NOT_THERE[record.found]}")
     envelope = _envelope(record)
     chain = envelope.chain if envelope else ()
     inputs = [
@@ -146,12 +146,13 @@ def traced(place: Place, fetch: Callable[[Place], Fetched]) -> list[Step]:
     return [*steps, _step(place, record, None, ())]
 
 
-_WHY: Final[Mapping[Found, str]] = {
+NOT_THERE: Final[Mapping[Found, str]] = {
     Found.EXPIRED: "retention has deleted the record",
     Found.MISSING: "the log has no record at this offset: it was compacted, or its transaction was aborted or is open",
     Found.GONE: "there is no such topic. Correct its name",
     Found.BEYOND: "no record has this offset yet. Give a lower one, or another partition",
 }
+"""Why a record could not be read, and the remedy."""
 
 
 def _of_topic(hop: Hop, found: Fetched) -> Fetched:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from envelope import EnvelopeError, TopicPartition, Verdict
 from envelope.filters.arrival import UNIDENTIFIED, Filter, Ruling, rejected
 from envelope.filters.states import FilterStates
-from envelope.filters.turns import in_turns
+from envelope.filters.turns import in_turns, time_extractor
 from persistence.commit.faults import LEDGER, effect
 from persistence.commit.order import commit
 from persistence.commit.steps import CommitStep
@@ -70,7 +70,7 @@ class StoredFilter:
         self._known: dict[bytes, Kept] = {}
         self._states = FilterStates(rule)
         self._spans = bool(getattr(rule, "partitions", 0))
-        self._time = time if callable(time := getattr(rule, "time", None)) else None
+        self._time = time_extractor(rule)
 
     @property
     def start(self) -> Mapping[TopicPartition, int]:

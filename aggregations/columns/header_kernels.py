@@ -6,11 +6,9 @@ import numpy as np
 from numba import carray, types
 
 from aggregations.columns.compiled import NUMBERS, compiled, helper, pointer
-from aggregations.columns.message_kernels import WORDS, call, copy
+from aggregations.columns.message_kernels import BINARY, INT, WORDS, call, copy
 
-_INT: Final = 0xFFFFFFFF
 _ONE: Final = 1
-_BINARY: Final = types.Tuple((types.int32[::1], types.boolean[::1], types.uint8[::1]))
 _ADDRESSES: Final = types.UniTuple(types.int64, 3)
 
 
@@ -18,7 +16,7 @@ _ADDRESSES: Final = types.UniTuple(types.int64, 3)
 def _opened(message: Any, functions: Any, found: Any) -> Any:
     """Set `found[0]` to the headers of a message; return their number."""
     words = carray(pointer(message), (WORDS,), np.int64)
-    if words[0] & _INT or call(functions[0], (message, found.ctypes.data)) & _INT:
+    if words[0] & INT or call(functions[0], (message, found.ctypes.data)) & INT:
         return 0
     return call(functions[1], (found[0],))
 
@@ -67,7 +65,7 @@ def headers_measured(messages: Any, most_bytes: int, functions: Any) -> tuple[in
     return count, headers, name_bytes, value_bytes
 
 
-@compiled(types.void(NUMBERS, _ADDRESSES, types.int32[::1], _BINARY, _BINARY))
+@compiled(types.void(NUMBERS, _ADDRESSES, types.int32[::1], BINARY, BINARY))
 def headers_copied(messages: Any, functions: Any, bounds: Any, name: Any, value: Any) -> None:
     """Copy the headers of messages to columns; messages with an error have no row.
 
@@ -84,7 +82,7 @@ def headers_copied(messages: Any, functions: Any, bounds: Any, name: Any, value:
     row = header = name_at = value_at = 0
     bounds[0] = name_bounds[0] = value_bounds[0] = 0
     for address in messages:
-        if carray(pointer(address), (WORDS,), np.int64)[0] & _INT:
+        if carray(pointer(address), (WORDS,), np.int64)[0] & INT:
             continue
         for number in range(_opened(address, functions, found)):
             size = _named(functions, number, found)

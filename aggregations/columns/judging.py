@@ -26,6 +26,7 @@ from envelope.filters.event_ids import EventIdFilter
 from envelope.filters.interval import IntervalFilter
 from envelope.filters.producers import ProducerFilter, envelope_stamp
 from envelope.filters.sequence import SequenceFilter
+from envelope.filters.turns import time_extractor
 
 _CODES: Final = {verdict: number for number, verdict in enumerate(VERDICTS)}
 
@@ -92,7 +93,7 @@ def _remembered(rule: Any, inputs: pl.DataFrame, codes: Ints, stored: StoredStat
     from aggregations.columns.judging_ids import judge_ids
     from aggregations.columns.judging_sessions import judge_sessions
 
-    key, times = inputs.get_column(schema.KEY), _times(rule, inputs)
+    key, times = inputs.get_column(schema.KEY), times_of(rule, inputs)
     if times is None or not times.is_between(-MOST_MS, MOST_MS).all():
         return None
     time = times.to_numpy().copy()
@@ -133,15 +134,21 @@ def _places(inputs: pl.DataFrame) -> tuple[pl.Series, Ints]:
 def _producers(rule: ProducerFilter, inputs: pl.DataFrame, codes: Ints, stored: StoredStates) -> Rulings | None:
     from aggregations.columns.judging_producers import judge_producers
 
-    times = _times(rule, inputs)
+    times = times_of(rule, inputs)
     if schema.STAMP not in inputs.columns or times is None:
         return None
     return judge_producers(rule, inputs.get_column(schema.STAMP), times.to_numpy(), codes, stored)
 
 
-def _times(rule: Any, inputs: pl.DataFrame) -> pl.Series | None:
-    """The times by which a filter judges; None if a row may have none."""
-    times = inputs.get_column(schema.TIMESTAMP) if rule.time is None else _column(rule.time, inputs)
+def times_of(rule: Any, inputs: pl.DataFrame) -> pl.Series | None:
+    """The times by which a filter judges; None if they are not in a column, or a row may have none.
+
+    Args:
+        rule: The filter.
+        inputs: As of `rulings_of`.
+    """
+    time = time_extractor(rule)
+    times = inputs.get_column(schema.TIMESTAMP) if time is None else _column(time, inputs)
     return None if times is None or times.dtype != pl.Int64 or times.null_count() else times
 
 

@@ -20,7 +20,8 @@ _PARTITION: Final = 2
 _PAYLOAD: Final = 3
 _KEY: Final = 5
 _OFFSET: Final = 7
-_INT: Final = 0xFFFFFFFF
+INT: Final = 0xFFFFFFFF
+"""The bits of a C int."""
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -63,7 +64,7 @@ def measured(messages: Any, most_bytes: int) -> tuple[int, int, int, int]:
     count = errors = key_bytes = value_bytes = 0
     for address in messages:
         words = carray(pointer(address), (WORDS,), np.int64)
-        if words[0] & _INT:
+        if words[0] & INT:
             errors += 1
         else:
             size = words[_PAYLOAD + 1] + words[_KEY + 1]
@@ -75,12 +76,13 @@ def measured(messages: Any, most_bytes: int) -> tuple[int, int, int, int]:
     return count, errors, key_bytes, value_bytes
 
 
-_BINARY: Final = types.Tuple((types.int32[::1], types.boolean[::1], types.uint8[::1]))
+BINARY: Final = types.Tuple((types.int32[::1], types.boolean[::1], types.uint8[::1]))
+"""Bounds, validity and buffer of a column of bytes."""
 
 
 @compiled(
     types.void(
-        NUMBERS, types.int64, types.int32[::1], types.int64[::1], types.int64[::1], _BINARY, _BINARY, types.int64[::1]
+        NUMBERS, types.int64, types.int32[::1], types.int64[::1], types.int64[::1], BINARY, BINARY, types.int64[::1]
     )
 )
 def copied(
@@ -106,11 +108,11 @@ def copied(
     key_bounds[0] = value_bounds[0] = 0
     for place in range(len(messages)):
         words = carray(pointer(messages[place]), (WORDS,), np.int64)
-        if words[0] & _INT:
+        if words[0] & INT:
             errors[failed] = place
             failed += 1
             continue
-        partitions[row] = np.int32(words[_PARTITION] & _INT)
+        partitions[row] = np.int32(words[_PARTITION] & INT)
         offsets[row] = words[_OFFSET]
         timestamps[row] = call(timestamp, (messages[place], 0))
         key_valid[row] = words[_KEY] != 0

@@ -20,6 +20,7 @@ from envelope.filters.event_ids import EventIdFilter
 from envelope.filters.interval import IntervalFilter
 from envelope.filters.producers import ProducerFilter, envelope_stamp
 from envelope.filters.sequence import SequenceFilter
+from envelope.filters.turns import time_extractor
 
 BUILT_IN: Final = (
     DistinctSession,
@@ -108,8 +109,7 @@ class Judging:
     @property
     def time(self) -> Extractor | None:
         """What extracts the time by which the filter judges; None for the record's timestamp."""
-        found = getattr(self.rule, "time", None)
-        return found if callable(found) else None
+        return time_extractor(self.rule)
 
     @property
     def shares_topics(self) -> bool:

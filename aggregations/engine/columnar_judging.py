@@ -17,7 +17,7 @@ from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.batch import indices_of, redriven, standing
 from aggregations.columns.fold import Folded
 from aggregations.columns.judge import VERDICTS, HistoryLimits, Judged, judge
-from aggregations.columns.judging import rulings_of, stamped
+from aggregations.columns.judging import rulings_of, stamped, times_of
 from aggregations.columns.lane_names import known_names
 from aggregations.columns.order import sorted_rows
 from aggregations.columns.records import StoredStates, form_of
@@ -38,7 +38,6 @@ from aggregations.per_message.judging import judge_stage
 from aggregations.per_message.stage import StageOutcome
 from aggregations.run.states import writes_of
 from envelope import Route, Verdict
-from envelope.filters.arrival import FromValue
 from envelope.filters.turns import in_turns
 from persistence.protocol import Stored
 
@@ -69,7 +68,8 @@ class ColumnarJudging(ColumnarFold):
         exotic: Mask = self.frame.get_column(schema.EXOTIC).to_numpy()
         limits = HistoryLimits.of(self.aggregate.history, self.aggregate.lanes, job.batch, evict=job.evict)
         none = np.zeros(self.frame.height, np.bool_)
-        reading = self._in_reading_order()
+        inputs = self._inputs_of()
+        reading = self._in_reading_order(inputs)
         turn = np.empty_like(reading)
         turn[reading] = np.arange(len(reading))
 
@@ -95,7 +95,7 @@ class ColumnarJudging(ColumnarFold):
         rows = reading[judged.fold[reading]]
         rulings = rulings_of(
             self._rule.rule,
-            self._inputs_of(rows),
+            inputs[rows] if inputs.width else inputs,
             lambda some: self._subjects(self.frame[rows[some]]),
             self.codes[rows],
             before,
@@ -136,13 +136,13 @@ class ColumnarJudging(ColumnarFold):
         found: Mask = judged.fold & (judged.verdicts == _LATE) & ~self._republished()
         return found
 
-    def _in_reading_order(self) -> Ints:
+    def _in_reading_order(self, inputs: pl.DataFrame) -> Ints:
         """The rows by state, those of a state in the order in which they are judged."""
         partition, offset = (self.frame.get_column(name).to_numpy() for name in (schema.PARTITION, schema.OFFSET))
         order = sorted_rows([self.codes, partition, offset])
         if not self._rule.spans:
             return order
-        times = self._times()
+        times = times_of(self._rule.rule, inputs if inputs.width else self.frame.select(schema.TIMESTAMP))
         if times is None:
             subjects, codes = self._subjects(self.frame[order]), self.codes[order]
             states = np.split(np.arange(len(order)), begins_of(codes)[1:])
@@ -153,16 +153,7 @@ class ColumnarJudging(ColumnarFold):
         reached = frame.select(pl.col(_TIME).cum_max().over(_STATE, _PARTITION)).to_series().to_numpy()
         return order[sorted_rows([self.codes[order], reached, partition[order], offset[order]])]
 
-    def _times(self) -> pl.Series | None:
-        """The times by which a filter judges; None if they are not in a column, or a row may have none."""
-        extractor = self._rule.time
-        if extractor is None:
-            return self.frame.get_column(schema.TIMESTAMP)
-        name = f"{INPUT}{extractor.name}" if isinstance(extractor, FromValue) else ""
-        times = self.frame.get_column(name) if name in self.frame.columns else None
-        return None if times is None or times.dtype != pl.Int64 or times.null_count() else times
-
-    def _inputs_of(self, rows: Ints) -> pl.DataFrame:
+    def _inputs_of(self) -> pl.DataFrame:
         """The columns that the filter reads, if they are known: see `rulings_of`."""
         if not self._rule.is_known:
             return pl.DataFrame()
@@ -174,7 +165,7 @@ class ColumnarJudging(ColumnarFold):
             found.append(pl.col(schema.STAMP).struct.field("sequence").alias(stamped("sequence")))
             own = pl.Series(~self._republished())
             found.append(pl.when(own).then(schema.STAMP).alias(schema.STAMP))
-        return self.frame.select(found)[rows]
+        return self.frame.select(found)
 
     def _republished(self) -> Mask:
         """Rows that were republished: their stamps and positions are those of the root, which is in another partition."""

@@ -82,7 +82,7 @@ class _Reader:
         times = {schema.TIME: pl.Int64()} if self._is_timed else {}
         position = {schema.position(0): pl.Int64()}
         columns = {**self._decoder.schema, **schema.SYSTEM, **times, **position, **lists}
-        return pl.DataFrame(schema={name: kind for name, kind in columns.items() if name != schema.ROW})
+        return pl.DataFrame(schema=columns).drop(schema.ROW)
 
 
 def _unread(work: Work, table: pa.Table, rejection: RejectedRow) -> Unread:

@@ -64,9 +64,11 @@ def unpack(payloads: Sequence[bytes]) -> Rows:
 def _is_same(frame: pl.DataFrame, name: str) -> bool:
     """Whether a column has the same value in all rows, and may be left out."""
     column = frame.get_column(name)
-    if name in _SENT or column.dtype not in _EXACT or column.null_count() not in (0, len(column)):
+    if name in _SENT or column.dtype not in _EXACT:
         return False
-    return column.null_count() > 0 or (column[0] == column[-1] and bool((column == column.head(1)).all()))
+    if nulls := column.null_count():
+        return nulls == len(column)
+    return column[0] == column[-1] and bool((column == column.head(1)).all())
 
 
 def _own_values(part: pl.DataFrame, values: Sequence[Any] | None) -> tuple[pl.DataFrame, list[Any] | None]:
@@ -78,7 +80,7 @@ def _own_values(part: pl.DataFrame, values: Sequence[Any] | None) -> tuple[pl.Da
 
 def _columns(frame: pl.DataFrame, directory: str) -> bytes | str:
     """The rows in Arrow's IPC format, or the name of a file with them."""
-    if directory and frame.height:
+    if directory:
         path = f"{directory}/{uuid.uuid4().hex}"
         frame.write_ipc(path, compression="uncompressed")
         return path

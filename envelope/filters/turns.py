@@ -8,6 +8,12 @@ from envelope.errors import EnvelopeError
 from envelope.filters.arrival import INT64, Extractor, time_of
 
 
+def time_extractor(rule: object) -> Extractor | None:
+    """What extracts the time by which a filter judges; None for the record's timestamp."""
+    found = getattr(rule, "time", None)
+    return found if callable(found) else None
+
+
 def in_turns(records: Sequence[Any], time: Extractor | None = None) -> list[int]:
     """The numbers of records of several partitions in the order of time, those of one partition in the given order.
 

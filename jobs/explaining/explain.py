@@ -29,7 +29,7 @@ from jobs.explaining.find import find_records
 from jobs.explaining.journal import Journaled, journaled
 from jobs.explaining.log import Reader, Span
 from jobs.explaining.outcome import SEVEREST, AtStage, Explanation, Fate, Letter, Outcome
-from jobs.tracing import Found, Place
+from jobs.tracing import NOT_THERE, Found, Place
 from persistence.kafka import KafkaSettings
 from persistence.registry import open_stores
 from persistence.times import Committed
@@ -39,10 +39,6 @@ SEARCH: Final = 10_000
 
 MOST: Final = 20
 """Records that are explained, if more have an event id or were made of a record."""
-_NOT_THERE: Final = {
-    Found.BEYOND: "no record has this offset yet. Give a lower one, or another partition",
-    Found.MISSING: "the log has no record at this offset: it was compacted, or its transaction was aborted or is open",
-}
 
 
 def explain(
@@ -134,7 +130,7 @@ def explained(
     found = log.found(place)
     record = reader.record(place) if found is Found.FOUND else None
     if found is Found.BEYOND or (found is Found.FOUND and record is None):
-        raise UsageError(f"{place}: {_NOT_THERE[Found.MISSING if found is Found.FOUND else found]}")
+        raise UsageError(f"{place}: {NOT_THERE[Found.MISSING if found is Found.FOUND else found]}")
     with _opened(flow, stores, generation) as run:
         ids = {topic: reader.log(topic).topic_id for topic in flow.topics}
         case = Case(flow, run, place, ids, reader.topic_ids({**run.topic_ids, **ids}))
