@@ -32,8 +32,8 @@ def spans_of(texts: Iterable[str], topics: Sequence[str], reader: Reader) -> lis
         The ranges in order, without overlaps.
 
     Raises:
-        UsageError: A text is malformed or reversed.
-        RangeError: A text names an unknown topic or partition, or is beyond the end of the log.
+        UsageError: A text is malformed.
+        RangeError: A text names an unknown topic or partition, is reversed, or is beyond the end of the log.
         BrokerError: Kafka does not answer, or refuses a request.
     """
     given = [span for text in texts for span in _spans(text, topics, reader)]
@@ -69,7 +69,7 @@ def _spans(text: str, topics: Sequence[str], reader: Reader) -> Iterator[Span]:
         raise UsageError(f"{OPTION} {text}: {_WRITE}")
     first, last = map(int, found.groups())
     if first > last:
-        raise UsageError(f"{OPTION} {text}: the range is reversed; write {topic}:{partition}:{last}-{first}")
+        raise RangeError(f"{OPTION} {text}: the range is reversed; write {topic}:{partition}:{last}-{first}")
     if first >= log.end[partition]:
         raise RangeError(f"{OPTION} {text}: {topic}:{partition} ends before offset {log.end[partition]}")
     yield Span(topic, partition, first, last + 1)
@@ -84,7 +84,7 @@ def _between(text: str, topics: Sequence[str], reader: Reader) -> Iterator[Span]
     begin, _, end = text.partition("/")
     times = [_ms(time(one, OPTION)) if one else None for one in (begin, end)]
     if None not in times and times[0] > times[1]:  # type: ignore[operator]
-        raise UsageError(f"{OPTION} {text}: the range is reversed; write {end}/{begin}")
+        raise RangeError(f"{OPTION} {text}: the range is reversed; write {end}/{begin}")
     for topic in topics:
         log = reader.log(topic)
         first, last = (None if at is None else reader.offsets_at(topic, at) for at in times)

@@ -68,8 +68,8 @@ def chosen(ranges: Iterable[str], flows: Sequence[Flow[Any]], reader: Reader) ->
         reader: Shows what the topics have.
 
     Raises:
-        UsageError: A range is malformed or reversed.
-        RunRefusedError: A range names an unknown topic or partition, begins before or ends after the log,
+        UsageError: A range is malformed.
+        RunRefusedError: A range is reversed, names an unknown topic or partition, begins before or ends after the log,
             or a partition has several; a topic does not exist.
         BrokerError: Kafka does not answer, or refuses a request.
     """

@@ -87,7 +87,7 @@ def rehearse(
         progress: Is told of progress.
 
     Raises:
-        UsageError: A range is malformed or reversed, or the directory cannot be written.
+        UsageError: A range is malformed, or the directory cannot be written.
         RunRefusedError: The topics do not have a range, neither flow has a stage or a key, or a source is compacted and
             the risk is not accepted.
         FlowError: A flow cannot work.

@@ -115,6 +115,7 @@ def test_what_the_topics_do_not_have_is_refused(world: World) -> None:
     for ranges, said in (
         (["other"], "the flow reads"),
         ([f"{world.topic}:7"], "partitions 0 to 1"),
+        ([f"{world.topic}:0:9-6"], "reversed"),
         ([f"{world.topic}:0:4-9"], "its log begins at 5"),
         ([f"{world.topic}:0:6-20"], "its last record is 19"),
         ([f"{world.topic}:0:20-30"], "ends before offset 20"),

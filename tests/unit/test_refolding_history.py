@@ -133,10 +133,12 @@ def test_a_range_is_read_and_nothing_else() -> None:
         (["legs:0:9-20"], "its log begins at 10"),
         (["legs:1:49-50"], "its last record is 49"),
         (["legs:1:50-60"], "ends before offset 50"),
+        (["legs:1:20-10"], "reversed"),
         (["legs:2"], "partitions 0 to 1"),
         (["other"], "the flow reads legs"),
         (["legs:0:20-29", "legs:0:31-40"], "several ranges"),
         (["1970-01-01T00:00:10Z/"], "the log of legs:0 begins at 10"),
+        (["1970-01-01T00:00:30Z/1970-01-01T00:00:20Z"], "reversed"),
     ],
 )
 def test_a_range_that_the_topics_do_not_have_is_refused(ranges: list[str], said: str) -> None:
@@ -145,11 +147,8 @@ def test_a_range_that_the_topics_do_not_have_is_refused(ranges: list[str], said:
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["legs:0:x", "legs:0:1-", "yesterday/", "legs:1:20-10", "1970-01-01T00:00:30Z/1970-01-01T00:00:20Z"],
-)
-def test_a_malformed_or_reversed_range_is_wrong_usage(text: str) -> None:
+@pytest.mark.parametrize("text", ["legs:0:x", "legs:0:1-", "yesterday/"])
+def test_a_malformed_range_is_wrong_usage(text: str) -> None:
     with pytest.raises(UsageError, match="--range"):
         choose(text)
 
