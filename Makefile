@@ -30,7 +30,7 @@ demo: $(READY) java  ## real flights, republished and aggregated, with crashes; 
 test: check java  ## every test: check, contracts, simulation, Spark, a real broker, packaging
 	@$(MAKE) tests-slow
 
-check: lint tests-fast  ## format, lint, types, import direction, unit and property tests; about five minutes
+check: lint tests-fast  ## format, lint, types, import direction, unit and property tests; about ten minutes on two cores
 
 lint: $(READY)  ## format, lint, types and import direction
 	$(BIN)/ruff format --check .

@@ -73,9 +73,7 @@ def test_tables_are_read_first_and_each_element_keeps_the_row_of_its_batch(world
     assert sum(one.next_offset for one in manifest.positions[table].values()) == len(CATEGORIES) + len(changed)
 
 
-def test_an_element_without_a_row_becomes_a_dead_letter_that_is_folded_when_it_is_redriven(
-    world: World, table: str
-) -> None:
+def test_an_element_without_a_row_becomes_a_dead_letter(world: World, table: str) -> None:
     flow = spending(world.topic, table, "dead_letter")
     paid = [("c1", "m1"), ("c1", "m9"), ("c2", "m1")]
     world.send(merchants(CATEGORIES), table)
