@@ -60,6 +60,7 @@ def bare(settings, source, target, messages, *, batched):
             auto_offset_reset="earliest",
             queued_min_messages=100_000,
             fetch_wait_max_ms=100,
+            fetch_queue_backoff_ms=20,
         )
     )
     consumer.subscribe([source])

@@ -95,3 +95,18 @@ def borrowed(array: Any) -> Any:
     The array itself must be used later in the function: it may be freed after its last use.
     """
     return numba.carray(pointer(array.ctypes.data), array.shape, array.dtype)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def copy_bytes(context: Any, target: Any, at: Any, source: Any, first: Any, count: Any) -> Any:
+    """Copy `count` bytes from `source[first:]` to `target[at:]`, which must not overlap; nothing is checked."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kinds = signature.args
+        target, at, source, first, count = arguments
+        to = builder.gep(context.make_array(kinds[0])(context, builder, target).data, [at])
+        of = builder.gep(context.make_array(kinds[2])(context, builder, source).data, [first])
+        cgutils.raw_memcpy(builder, to, of, count, 1)
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64, source, types.int64, types.int64), generate

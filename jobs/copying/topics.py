@@ -103,6 +103,7 @@ class TopicRecords:
             queued_min_messages=100_000,
             queued_max_messages_kbytes=65_536,
             fetch_wait_max_ms=100,
+            fetch_queue_backoff_ms=20,
         )
         config |= {
             "enable.auto.commit": False,
@@ -149,7 +150,7 @@ class TopicRecords:
         read = Read()
         read.counts.expired, self._expired = self._expired, 0
         got = cast(list[Consumed], self._consumer.consume(most, _WAIT_SECONDS))
-        values = self._express.passed_on(got, self._hops) if self._express else repeat(None)
+        values = self._express.passed_on(got, self._hops).values if self._express else repeat(None)
         for message, value in zip(got, values, strict=False):
             if error := message.error():
                 self._raise_for(message, error)

@@ -1,7 +1,8 @@
 """The fast path for the usual record: a sealed envelope without headers that is forwarded unchanged."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from envelope import Limits
 from envelope.hops import HopWriter
 from envelope.limits import DEFAULT_LIMITS
 from jobs.republish.partition import Consumed
-from persistence.kafka.headers import headers_of
+from persistence.kafka.headers import have_headers
 
 _MOST_HOPS: Final = 1024
 """Hops of a chain that compiled code reads."""
@@ -23,7 +24,24 @@ _NO_TOPIC: Final = (np.frombuffer(b"", np.uint8), np.zeros(1, np.int64), np.zero
 _ANY_TYPE: Final = np.frombuffer(b"", np.uint8)
 
 _Place: TypeAlias = tuple[HopWriter | None, int | None]
+_At: TypeAlias = tuple[str, int, int | None]
+"""Topic, partition and leader epoch of a message."""
 _Spans: TypeAlias = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+class Passed(NamedTuple):
+    """What the fast path made of some messages.
+
+    Attributes:
+        values: Value to produce for each message; None for one that takes the normal path.
+        keys: Key of each message; empty if a message takes the normal path.
+        runs: First offset, and the offset after the last, of each topic and partition; None if a message takes the normal
+            path, or the offsets of a partition have a gap.
+    """
+
+    values: Sequence[bytes | None]
+    keys: Sequence[bytes | None]
+    runs: Mapping[tuple[str, int], tuple[int, int]] | None
 
 
 class Express:
@@ -50,36 +68,44 @@ class Express:
         self._parts: list[bytes] = []
         self._spans = _spans(self._parts)
 
-    def passed_on(
-        self, messages: Sequence[Consumed], writers: Mapping[tuple[str, int], HopWriter]
-    ) -> list[bytes | None]:
-        """Return the value to produce for each message; None for one that takes the normal path.
+    def passed_on(self, messages: Sequence[Consumed], writers: Mapping[tuple[str, int], HopWriter]) -> Passed:
+        """Return the values to produce.
 
         Args:
             messages: Delivered messages, also errors.
             writers: Writer of the hops for each partition.
         """
-        made: list[bytes | None] = [None] * len(messages)
-        rows = [row for row, one in enumerate(messages) if not headers_of(one) and one.key() and one.value()]
-        usual = messages if len(rows) == len(messages) else [messages[row] for row in rows]
-        places = [(writers.get((one.topic(), one.partition())), one.leader_epoch()) for one in usual]
-        self._learn(set(places))
-        numbered, stamps = self._places, [one.timestamp() for one in usual]
-        own = np.array([numbered.get(place, -1) for place in places], np.int64)
+        values, keys = [one.value() for one in messages], [one.key() for one in messages]
+        headers = have_headers(messages)
+        rows = [row for row, value in enumerate(values) if value and keys[row] and not headers[row]]
+        usual = messages
+        if len(rows) < len(messages):
+            usual = [messages[row] for row in rows]
+            values, keys = [values[row] for row in rows], [keys[row] for row in rows]
+        at = [(one.topic(), one.partition(), one.leader_epoch()) for one in usual]
+        own = self._numbered(at, writers)
         offsets = np.array([one.offset() for one in usual], np.int64)
-        times = np.array([time if kind else 0 for kind, time in stamps], np.int64)
-        values, keys = _spans([one.value() or b"" for one in usual]), _spans([one.key() or b"" for one in usual])
-        good = self._read(values, keys)
+        times = np.array([time if kind else 0 for kind, time in [one.timestamp() for one in usual]], np.int64)
+        texts, names = _spans(cast(list[bytes], values)), _spans(cast(list[bytes], keys))
+        good = self._read(texts, names)
         good &= (own >= 0) & (offsets > 0) & (times > 0)
         ends = np.empty(len(usual), np.int64)
-        out = np.empty(len(values[0]) + len(usual) * (FRAME_BYTES + self._most_parts), np.uint8)
-        append_hops(values, keys[2], self._spans, own, offsets, times, self._most_bytes, good, out, ends)
-        start, data = 0, out[: ends[-1] if len(ends) else 0].tobytes()
-        for row, end in zip(rows, ends.tolist(), strict=True):
-            if end > start:
-                made[row] = data[start:end]
-            start = end
-        return made
+        out = np.empty(len(texts[0]) + len(usual) * (FRAME_BYTES + self._most_parts), np.uint8)
+        append_hops(texts, names[2], self._spans, own, offsets, times, self._most_bytes, good, out, ends)
+        data, cuts = out[: ends[-1] if len(ends) else 0].tobytes(), pairwise([0, *ends.tolist()])
+        if 0 < len(rows) == len(messages) and good.all():
+            return Passed([data[start:end] for start, end in cuts], keys, _runs(at, offsets))
+        made: list[bytes | None] = [None] * len(messages)
+        for row, (start, end) in zip(rows, cuts, strict=True):
+            made[row] = data[start:end] or None
+        return Passed(made, (), None)
+
+    def _numbered(self, at: Sequence[_At], writers: Mapping[tuple[str, int], HopWriter]) -> npt.NDArray[np.int64]:
+        """Number of each message's place; -1 for a partition that is not assigned."""
+        places = {one: (writers.get(one[:2]), one[2]) for one in set(at)}
+        self._learn(set(places.values()))
+        numbers = {one: self._places.get(place, -1) for one, place in places.items()}
+        return np.array([numbers[one] for one in at], np.int64)
 
     def _learn(self, places: set[_Place]) -> None:
         """Number places: a topic that was created again has another writer."""
@@ -113,6 +139,23 @@ class Express:
         usual = np.array([way is not None for way in ways], np.bool_)
         good &= usual[found[8]]
         return good
+
+
+def _runs(at: Sequence[_At], offsets: npt.NDArray[np.int64]) -> dict[tuple[str, int], tuple[int, int]] | None:
+    """The runs of `Passed`."""
+    numbers: dict[tuple[str, int], int] = {}
+    groups = {one: numbers.setdefault(one[:2], len(numbers)) for one in dict.fromkeys(at)}
+    group = np.array([groups[one] for one in at], np.int64)
+    order = np.argsort(group, kind="stable")
+    group, offsets = group[order], offsets[order]
+    first = np.flatnonzero(np.diff(group, prepend=-1))
+    steps = np.diff(offsets)
+    steps[first[1:] - 1] = 1
+    if (steps != 1).any():
+        return None
+    last = np.append(first[1:], len(group)) - 1
+    found = zip(offsets[first].tolist(), (offsets[last] + 1).tolist(), strict=True)
+    return dict(zip(numbers, found, strict=True))
 
 
 def _spans(values: Sequence[bytes]) -> _Spans:

@@ -95,6 +95,7 @@ class Input:
             queued_min_messages=100_000,
             queued_max_messages_kbytes=65_536,
             fetch_wait_max_ms=100,
+            fetch_queue_backoff_ms=20,
             session_timeout_ms=SESSION_MS,
             topic_metadata_refresh_interval_ms=_REFRESH_MS,
         )

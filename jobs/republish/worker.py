@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import repeat
 from typing import TYPE_CHECKING, Final
@@ -103,9 +103,23 @@ class Worker:
         if not self.pending:
             self._began = time.monotonic()
         outbox = _Outbox()
+        values: Iterable[bytes | None] = repeat(None)
+        if self._express:
+            made = self._express.passed_on(messages, self._writers())
+            values = made.values
+            if self._advance(made.runs):
+                ready = zip(made.values, made.keys, strict=True)
+                outbox.of(self._processor.target).extend({"value": value, "key": key} for value, key in ready)
+                self._counts.consumed += len(messages)
+                self._counts.produced += len(messages)
+                messages = []
+        self._handle_each(messages, values, outbox)
+        self._send(outbox)
+
+    def _handle_each(self, messages: list[Consumed], values: Iterable[bytes | None], outbox: "_Outbox") -> None:
+        """Handle messages; `values` are those of the fast path, None for a message that takes the normal path."""
         to_target = outbox.of(self._processor.target)
         partitions, passed = self._input.partitions, 0
-        values = self._express.passed_on(messages, self._writers()) if self._express else repeat(None)
         for message, value in zip(messages, values, strict=False):
             if error := message.error():
                 self._input.raise_for(message, error)
@@ -129,7 +143,18 @@ class Worker:
                 self._send(outbox)
         self._counts.consumed += passed
         self._counts.produced += passed
-        self._send(outbox)
+
+    def _advance(self, runs: Mapping[tuple[str, int], tuple[int, int]] | None) -> bool:
+        """Advance each partition past its run, if all runs begin where their partitions are read."""
+        if not runs:
+            return False
+        parts = self._input.partitions
+        for place, (first, _) in runs.items():
+            if place not in parts or parts[place].due_ms or parts[place].next != first:
+                return False
+        for place, (_, after) in runs.items():
+            parts[place].next = after
+        return True
 
     def _writers(self) -> dict[tuple[str, int], HopWriter]:
         return {place: part.hops for place, part in self._input.partitions.items()}

@@ -1,5 +1,6 @@
 """Headers of the messages of a confluent-kafka consumer."""
 
+from collections.abc import Sequence
 from gc import get_referents
 from operator import methodcaller
 from typing import Any, Final
@@ -26,3 +27,11 @@ def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
     if len(get_referents(*pairs)) == 2 * len(pairs):
         return pairs
     return [(REPLACED if len(get_referents(pair)) < 2 else pair[0], pair[1]) for pair in pairs]
+
+
+def have_headers(messages: Sequence[Any]) -> list[bool]:
+    """Whether each message has headers, at a third of the cost of `headers_of`."""
+    try:
+        return [bool(pairs) for pairs in map(_HEADERS, messages)]
+    except SystemError:  # for a name that is not UTF-8
+        return [bool(headers_of(message)) for message in messages]

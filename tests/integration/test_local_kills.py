@@ -10,7 +10,7 @@ import pytest
 from aggregations.local import executor
 from tests.messages import Leg
 from tests.support.flows import BROKEN, Path, fleet, shared, totals
-from tests.support.runs import BUCKETS, Jvm, Run, kill_everywhere, some_legs
+from tests.support.runs import BUCKETS, EVERY, Jvm, Run, kill_everywhere, some_legs
 from tests.support.world import Sent, World, alone, legs, republished
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -52,12 +52,13 @@ def check_totals(world: World, sent: list[Leg]) -> None:
 @pytest.mark.parametrize(
     ("path", "few"), [("columns", COMPILED), pytest.param("messages", BY_MESSAGE, marks=pytest.mark.kills)]
 )
-def test_a_run_that_is_killed_at_every_step_of_its_commits_is_exact_in_the_end(
-    world_of: Callable[..., World], redis: str, path: Path, few: int, tmp_path: File
+@pytest.mark.parametrize("every", EVERY)
+def test_a_run_that_is_killed_in_its_commits_is_exact_in_the_end(
+    world_of: Callable[..., World], redis: str, path: Path, few: int, tmp_path: File, every: int
 ) -> None:
     world = world_of(urls={"aircraft": redis, "carrier": f"lmdb://{tmp_path}/states"})
     sent = some_legs(LEGS)
-    kill_everywhere(world, ("fleet", world.topic, path), sent, DEAD, None, local=lambda _: True, few=few)
+    kill_everywhere(world, ("fleet", world.topic, path), sent, DEAD, None, local=lambda _: True, few=few, every=every)
     check_totals(world, sent)
 
 
@@ -84,12 +85,13 @@ def test_a_run_that_is_killed_while_items_of_a_record_are_under_several_keys_is_
 
 
 @pytest.mark.spark
-def test_runs_on_spark_and_without_it_continue_each_other_wherever_they_are_killed(
-    world_of: Callable[..., World], redis: str, jvm: Jvm, tmp_path: File
+@pytest.mark.parametrize("every", EVERY)
+def test_runs_on_spark_and_without_it_continue_each_other_where_they_are_killed(
+    world_of: Callable[..., World], redis: str, jvm: Jvm, tmp_path: File, every: int
 ) -> None:
     world = world_of(urls={"aircraft": redis, "carrier": f"sqlite://{tmp_path}/states.db"})
     sent = some_legs(LEGS)
-    kill_everywhere(world, ("fleet", world.topic), sent, DEAD, jvm, local=lambda n: n % 2 == 1)
+    kill_everywhere(world, ("fleet", world.topic), sent, DEAD, jvm, local=lambda n: n % 2 == 1, every=every)
     check_totals(world, sent)
 
 

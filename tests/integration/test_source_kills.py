@@ -13,7 +13,7 @@ from persistence.commit.faults import EPOCH, Fault, FaultOutcome
 from persistence.commit.steps import CommitStep
 from tests.messages import Leg
 from tests.support.flows import served
-from tests.support.runs import Jvm, Run, check_invariants
+from tests.support.runs import EVERY, Jvm, Run, check_invariants
 from tests.support.world import Sent, World, alone, legs, republished
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
@@ -60,11 +60,16 @@ def world(kafka: str, topic: Callable[..., str], tmp_path: Path) -> Iterator[Wor
 
 
 @pytest.mark.parametrize("where", [WHERE[0], *(pytest.param(one, marks=pytest.mark.kills) for one in WHERE[1:])])
-def test_a_run_of_two_topics_that_is_killed_at_every_step_is_exact_in_the_end(
-    world: World, topic: Callable[..., str], where: tuple[Literal["columns", "messages", "tombstones"], int], jvm: Jvm
+@pytest.mark.parametrize("every", EVERY)
+def test_a_run_of_two_topics_that_is_killed_is_exact_in_the_end(
+    world: World,
+    topic: Callable[..., str],
+    where: tuple[Literal["columns", "messages", "tombstones"], int],
+    jvm: Jvm,
+    every: int,
 ) -> None:
     path, partitions = where
-    fuels, planned = topic(partitions=partitions, name="fuels"), faults(WHERE.index(where))
+    fuels, planned = topic(partitions=partitions, name="fuels"), faults(WHERE.index(where))[::every]
     flow, made = served(world.topic, fuels, path), ("served", world.topic, fuels, path)
     sent = [leg for leg in legs(600) if leg.minutes][: 16 * len(planned)]
     started: list[Run] = []

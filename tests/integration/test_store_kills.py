@@ -9,7 +9,7 @@ import pytest
 from persistence.cassandra import apply_schema
 from tests.messages import Leg
 from tests.support.flows import fleet, totals
-from tests.support.runs import BUCKETS, ONE_NODE, Jvm, kill_everywhere, some_legs
+from tests.support.runs import BUCKETS, EVERY, ONE_NODE, Jvm, kill_everywhere, some_legs
 from tests.support.world import Sent, World, alone
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
@@ -25,12 +25,13 @@ def world(cassandra_url: str, kafka: str, topic: Callable[..., str], tmp_path: F
         yield world
 
 
-def test_a_driver_that_is_killed_at_every_step_of_its_commits_to_cassandra_is_exact_in_the_end(
-    world: World, jvm: Jvm
+@pytest.mark.parametrize("every", EVERY)
+def test_a_driver_that_is_killed_in_its_commits_to_cassandra_is_exact_in_the_end(
+    world: World, jvm: Jvm, every: int
 ) -> None:
     sent = some_legs(400)
     dead = [Sent(b"no envelope"), alone(Leg(tail="N1", carrier="AA", minutes=-1))]
-    kill_everywhere(world, ("fleet", world.topic), sent, dead, jvm, accept=ONE_NODE)
+    kill_everywhere(world, ("fleet", world.topic), sent, dead, jvm, every=every, accept=ONE_NODE)
     flow = fleet(world.topic)
     assert world.results(flow, "aircraft") == totals(sent, "tail")
     assert world.results(flow, "carrier") == totals(sent, "carrier")

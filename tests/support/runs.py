@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from pyspark import SparkConf
 from pyspark.java_gateway import launch_gateway
 
@@ -37,6 +38,8 @@ Made = tuple[str, *tuple[Any, ...]]
 
 ONE_NODE = ["replication-1"]
 """Risks of a Cassandra with one node."""
+EVERY = [pytest.param(3, id="each third step"), pytest.param(1, id="every step", marks=pytest.mark.kills)]
+"""Of `kill_everywhere`: a run on Spark or Cassandra takes seconds, and there are two dozen steps."""
 BUCKETS = 2
 """Buckets of the stores, so that each has several keys of every batch. Redis and Cassandra divide keys alike."""
 
@@ -204,6 +207,7 @@ def kill_everywhere(
     faults_of: Callable[[Flow[Any], Iterable[str]], list[Fault]] = commit_faults,
     *,
     local: Callable[[int], bool] = lambda _: False,
+    every: int = 1,
     **options: Any,
 ) -> None:
     """Kill successive runs, each at the next of some steps of its commit, then let one complete.
@@ -219,10 +223,11 @@ def kill_everywhere(
         jvm: The JVM of Spark; None if no run is on Spark.
         faults_of: The steps, for a flow and its stores.
         local: Whether the run of this number is one without Spark.
+        every: Leave out steps between these.
         options: More arguments of `run_flow` and `run_local`.
     """
     flow = flow_of(made)
-    faults = faults_of(flow, _stores(world, flow))
+    faults = faults_of(flow, _stores(world, flow))[::every]
     size, before = len(legs) // len(faults), len(jvm.errors) if jvm else 0
     started: list[Run] = []
     try:

@@ -121,6 +121,7 @@ _hold = original(reading.Input, "hold")
 _finish = original(worker.Worker, "finish")
 _write = original(HopWriter, "write")
 _passed_on = original(Express, "passed_on")
+_advance = original(worker.Worker, "_advance")
 
 
 def _hop(**changes: Any) -> Any:
@@ -135,7 +136,11 @@ def _hop_counted(self: Any, *arguments: Any, index: int = 0, count: int = 1, **o
 
 def _express_forgets_the_hop(self: Any, messages: Any, writers: Any) -> Any:
     made = _passed_on(self, messages, writers)
-    return [one and message.value() for message, one in zip(messages, made, strict=True)]
+    return made._replace(values=[one and message.value() for message, one in zip(messages, made.values, strict=True)])
+
+
+def _advances_too_far(self: Any, runs: Any) -> bool:
+    return bool(_advance(self, runs and {place: (first, after + 1) for place, (first, after) in runs.items()}))
 
 
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
@@ -220,5 +225,9 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "service-leaves-no-hop": (
         "a republisher passes a record on without a hop of its own",
         [(Express, "passed_on", _express_forgets_the_hop)],
+    ),
+    "service-advances-too-far": (
+        "a republisher that forwards many records at once advances one offset too far",
+        [(worker.Worker, "_advance", _advances_too_far)],
     ),
 }

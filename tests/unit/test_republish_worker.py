@@ -1,0 +1,97 @@
+"""Which slices a republisher forwards at once: only those that continue where every partition of them is read."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from envelope import Envelope, Hop, encode
+from jobs.republish import InputRecord, InputTopics, Processor, identity
+from jobs.republish.input import Input
+from jobs.republish.partition import InputPartition
+from jobs.republish.retry import RetryTopics
+from jobs.republish.worker import Worker
+from persistence.kafka import AcknowledgedProducer
+from tests.property.test_republish import Delivered
+
+VALUE = encode(Envelope(b"payload", (Hop("raw", 0, 1),), key=b"k"))
+
+
+class Gaps:
+    """What a worker uses of its input, and the gaps that it noticed."""
+
+    def __init__(self, *parts: InputPartition) -> None:
+        self.partitions = {(part.topic, part.partition): part for part in parts}
+        self.noticed: list[tuple[int, int]] = []
+
+    def check(self) -> None:
+        """No topic was created again."""
+
+    def jumped(self, part: InputPartition, offset: int) -> None:
+        self.noticed.append((part.partition, offset))
+
+
+def worker_of(source: Gaps) -> tuple[Worker, list[tuple[str, bytes]]]:
+    sent: list[tuple[str, bytes]] = []
+    producer = SimpleNamespace(send_many=lambda topic, many: sent.extend((topic, one["value"]) for one in many))
+    processor = Processor(identity, via="r", source=InputTopics(("legs",)), targets={"out": 1000})
+    worker = Worker(
+        name="r",
+        processor=processor,
+        source=cast(Input, source),
+        producer=cast(AcknowledgedProducer, producer),
+        retry=RetryTopics({}),
+        dead_letter=None,
+        cluster="",
+    )
+    return worker, sent
+
+
+def part(number: int, following: int, *, due_ms: int = 0) -> InputPartition:
+    made = InputPartition("legs", number, "r", "id", None, "")
+    made.next, made.due_ms = following, due_ms
+    return made
+
+
+def delivered(number: int, *offsets: int) -> list[Any]:
+    return [Delivered(InputRecord("legs", number, at, b"k", VALUE, (), 1_700_000_000_000, 0)) for at in offsets]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "offsets", "gaps"),
+    [
+        ((5, 0), (7, 0), ([5, 6], [7, 8, 9]), []),  # at once
+        ((5, 0), (7, 0), ([5, 7], [7, 8, 9]), [(0, 7)]),
+        ((4, 0), (7, 0), ([5, 6], [7, 8, 9]), [(0, 5)]),
+        ((5, 0), (9, 0), ([5, 6], [7, 8, 9]), [(1, 7)]),  # the position went back
+    ],
+)
+def test_offsets_that_do_not_follow_are_noticed(
+    first: tuple[int, int], second: tuple[int, int], offsets: tuple[list[int], list[int]], gaps: list[tuple[int, int]]
+) -> None:
+    source = Gaps(part(0, first[0]), part(1, second[0]))
+    worker, sent = worker_of(source)
+    worker.handle(delivered(0, 3, 4))  # checks the topics of the chains
+    parts = source.partitions
+    parts["legs", 0].next = first[0]
+    source.noticed.clear()
+    sent.clear()
+    worker.handle(delivered(0, *offsets[0]) + delivered(1, *offsets[1]))
+    assert source.noticed == gaps
+    assert len(sent) == 5
+    assert (parts["legs", 0].next, parts["legs", 1].next) == (offsets[0][-1] + 1, offsets[1][-1] + 1)
+    counts = worker.take_counts()
+    assert (counts.consumed, counts.produced) == (7, 7)
+
+
+@pytest.mark.parametrize("second", [part(1, 7, due_ms=1), None], ids=["waits", "revoked"])
+def test_records_of_a_partition_that_waits_or_was_revoked_are_left(second: InputPartition | None) -> None:
+    source = Gaps(part(0, 3), *([second] if second else []))
+    worker, sent = worker_of(source)
+    worker.handle(delivered(0, 3, 4))
+    sent.clear()
+    worker.handle(delivered(0, 5, 6) + delivered(1, 7, 8))
+    assert len(sent) == 2
+    assert source.partitions["legs", 0].next == 7
+    assert second is None or second.next == 7
+    assert worker.take_counts().produced == 4
