@@ -225,9 +225,9 @@ def test_a_flow_is_described_with_every_source_and_its_steps():
     flow = counted(Flow("line").source(RESULTS).filter(pl.col("torque") > 1).merge(Flow("b").source(READY)))
     assert [line.split()[:2] for line in flow.describe().splitlines()] == [
         ["line"],
-        ["source", "results"],
+        ["source", "results,"],
         ["filter", '[col("torque")'],
-        ["source", "ready"],
+        ["source", "ready,"],
         ["merge", "results,"],
         ["aggregate", "part"],
     ]
