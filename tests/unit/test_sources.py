@@ -191,7 +191,6 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         lambda: both().filter("nothing"),
         "no column nothing; the columns are part, station",
     ),
-    "no stage": (lambda: both().publish("out").stages, r"has several sources and no aggregate\(\)"),
     "an output twice": (
         lambda: Flow("f").source(RESULTS).publish("out").merge(Flow("g").source(READY)).publish("out"),
         "already publishes to out as 'f'",
