@@ -4,13 +4,13 @@ Each aggregate is defined by its fold of one value at a time (`add`). For speed 
 expression for a whole batch (`batch`), and merges the result of that into a state (`join`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import polars as pl
 
-from aggregations.definition.expressions import Expression, check_column, describe_expression, parsed
+from aggregations.definition.expressions import Expression, check_column, describe_expression, parsed, text_of
 from aggregations.definition.values import checked, exact
 from aggregations.errors import FlowError
 from envelope import Position
@@ -113,10 +113,16 @@ class FieldAggregate:
 
     def describe(self) -> str:
         """Canonical text: part of the stage's definition hash."""
-        given = [describe_expression(one) for one in (self.of, self.by) if one is not None]
-        given += [f"{name}={value!r}" for name, value in self.options().items()]
+        return self._text(describe_expression, self.options())
+
+    def __str__(self) -> str:
+        return self._text(text_of, {**self.options(), **self.result_options()})
+
+    def _text(self, text: Callable[[Expression], str], options: Mapping[str, Any]) -> str:
+        given = [text(one) for one in (self.of, self.by) if one is not None]
+        given += [f"{name}={value!r}" for name, value in options.items()]
         if self.where is not None:
-            given.append(f"where={describe_expression(self.where)}")
+            given.append(f"where={text(self.where)}")
         return f"{self.kind}({', '.join(given)})"
 
     def options(self) -> dict[str, Any]:

@@ -250,6 +250,9 @@ class Top(SequenceAggregate):
     def options(self) -> dict[str, Any]:
         return {"size": self.size}
 
+    def result_options(self) -> dict[str, Any]:
+        return {"n": self.n}
+
 
 def _ranks(given: object) -> tuple[float, ...]:
     ranks = tuple(given) if isinstance(given, Iterable) else ()

@@ -21,6 +21,12 @@ from aggregations.definition.operators import (
     Step,
 )
 from aggregations.definition.paths import calls_of, keeps_columns
+from aggregations.definition.source import AHEAD, Topic
+from aggregations.definition.windows import Late, length_text
+from envelope import Siblings, Tombstones
+from envelope.dedup.eviction import LANES
+from envelope.dedup.history import WIDE
+from envelope.limits import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
     from aggregations.definition.flow import Flow
@@ -63,24 +69,28 @@ def text_of_flow(flow: "Flow[Any]") -> str:
 
 
 def lines_of(flow: "Flow[Any]") -> Iterator[Line]:
-    """The sources and the steps of a flow, in order: each source with its own steps, then a line where they meet."""
+    """The sources and the steps of a flow, in order: each source with its own steps, then a line where they meet.
+
+    The content of a line has every option that is not the default, except the URL of a store.
+    """
     for name, table in flow.tables.items():
-        yield Line("table", f"{name} from {', '.join(table.topics)}", "")
+        yield Line("table", f"{name} from {_topic(table.inputs[0].topic, Tombstones.ELEMENT)}", "")
     flow = flow.parts[-1]
     if not flow.inputs:
         yield Line("source", "(none)", "")
     for one in flow.inputs:
-        yield Line("source", one.topic.name, "")
-        yield from _lines(one.steps, one.pieces, columnar=True)
+        yield Line("source", _topic(one.topic), "")
+        yield from _lines(one.steps, one.pieces, flow.name, columnar=True)
     columnar = all(keeps_columns(step) for one in flow.inputs for step in one.steps)
     if flow.merges:
-        yield Line("merge", ", ".join(flow.topics), "")
-    yield from _lines(flow.steps, flow.pieces, columnar=columnar)
+        yield Line("merge", ", ".join(one.topic.name for one in flow.inputs), "")
+    yield from _lines(flow.steps, flow.pieces, flow.name, columnar=columnar)
 
 
 def _lines(
     steps: Sequence[Step | Aggregate | PublishStates],
     pieces: Iterable[tuple[str, int, int]],
+    flow: str,
     *,
     columnar: bool,
     branch: str = "",
@@ -88,10 +98,12 @@ def _lines(
     for number, step in enumerate(steps):
         begun = sorted((piece for piece in pieces if piece[1] == number), key=lambda piece: -piece[2])
         yield from (Line("via", name, "", branch) for name, _, _ in begun)
-        yield Line(_method(step), _content(step), _path(step, columnar=columnar), branch)
+        named = isinstance(step, Publish) and step.name != "/".join(filter(None, [flow, branch]))
+        content = f"{_content(step)}, as {step.name}" if named else _content(step)  # type: ignore[union-attr]
+        yield Line(_method(step), content, _path(step, columnar=columnar), branch)
         if isinstance(step, Branch):
             within = f"{branch}/{step.name}".lstrip("/")
-            yield from _lines(step.steps, step.pieces, columnar=columnar, branch=within)
+            yield from _lines(step.steps, step.pieces, flow, columnar=columnar, branch=within)
         columnar = columnar and (isinstance(step, PublishStates) or keeps_columns(step))
 
 
@@ -109,8 +121,10 @@ def _content(step: Step | Aggregate | PublishStates) -> str:
             return text_of(argument)
         case Map(columns, function):
             return ", ".join(columns) if function is None else name_of(function)
-        case Publish(topic, topics=topics):
-            return f"{text_of(topic)}: {', '.join(topics)}" if topics else str(topic)
+        case Publish(topic, key, value, topics=topics):
+            text = f"{text_of(topic)}: {', '.join(topics)}" if topics else str(topic)
+            by = "" if key is None else f", key {text_of(key)}"
+            return text + by + ("" if value is None else f", value {name_of(value)}")
         case PublishStates(topic, on):
             return topic if on is PublishOn.UPDATE else f"{topic} on {on}"
         case Branch(name=name, when=when):
@@ -118,15 +132,54 @@ def _content(step: Step | Aggregate | PublishStates) -> str:
         case Lookup(table, _, key, columns, missing):
             added = ", ".join(name if name == of else f"{name}={of}" for name, of in columns.items())
             return f"{added} of {table} by {text_of(key)}, missing {missing}"
-        case Aggregate(name=name, fold=Judging() as judging):
-            return f"{name}: {judging.describe()}"
-        case Aggregate(name=name, key=key, fold=fold, emit=emit, window=window, expiry=expiry):
-            by = text_of(key) if window is None else f"{text_of(key)}, {window}"
-            by += "" if expiry is None else f", expires after {expiry}"
-            text = f"{name} by {by}: {fold.describe() if isinstance(fold, Fields) else name_of(type(fold))}"
-            if isinstance(emit, Emit):
-                return f"{text}, emit {', '.join(emit.columns)}{' on a condition' * (emit.condition is not None)}"
-            return text if emit is None else f"{text}, emit {name_of(emit)}"
+        case Aggregate():
+            return _stage(step)
+
+
+def _stage(stage: Aggregate) -> str:
+    """The content of a stage: its key and what decides which elements share a state, its fold, and what it emits."""
+    judging = stage.fold if isinstance(stage.fold, Judging) else None
+    given = {
+        "not co-partitioned": judging is None and not stage.co_partitioned,
+        f"history {stage.history}": stage.history != (WIDE if judging and not judging.by_key else None),
+        f"{stage.lanes} lanes": stage.lanes != LANES,
+    }
+    options = "".join(f", {option}" for option, is_given in given.items() if is_given)
+    if judging is not None:
+        return f"{stage.name}: {judging.describe()}{options}"
+    by = text_of(stage.key)
+    if stage.window is not None:
+        by += f", {stage.window}"
+        by += ", late elements are dead letters" if stage.window.late is Late.DEAD_LETTER else ""
+    by += "" if stage.expiry is None else f", expires after {stage.expiry}"
+    fold = stage.fold if isinstance(stage.fold, Fields) else name_of(type(stage.fold))
+    return f"{stage.name} by {by}{options}: {fold}{_emitted(stage)}"
+
+
+def _emitted(stage: Aggregate) -> str:
+    emit = stage.emit
+    if emit is None:
+        return ""
+    if not isinstance(emit, Emit):
+        return f", emit {name_of(emit)}"
+    when = "" if emit.condition is None else f" when {text_of(emit.condition)}"
+    return f", emit {', '.join(emit.columns)}{when}"
+
+
+def _topic(topic: Topic, tombstones: Tombstones = Tombstones.SKIP) -> str:
+    """A topic, and what is not the default of how it is read."""
+    given = {
+        f"cluster {topic.cluster}": bool(topic.cluster),
+        "without envelopes": not topic.envelope,
+        f"siblings {topic.siblings}": topic.siblings is not Siblings.EVENT_ID,
+        f"tombstones {topic.tombstones}": topic.tombstones is not tombstones,
+        f"time {'' if topic.time is None else text_of(topic.time)}": topic.time is not None,
+        f"at most {length_text(topic.ahead_seconds)} ahead": topic.ahead_seconds != AHEAD,
+        f"idle after {topic.idle}": topic.idle is not None,
+        f"skew {topic.skew}": topic.skew is not None,
+        repr(topic.limits): topic.limits != DEFAULT_LIMITS,
+    }
+    return ", ".join([topic.name, *(option for option, is_given in given.items() if is_given)])
 
 
 def _path(step: Step | Aggregate | PublishStates, *, columnar: bool) -> str:

@@ -18,9 +18,11 @@ Expression: TypeAlias = str | pl.Expr
 CANNOT = "an expression cannot be evaluated for it"
 NO_COLUMNS = "the element's value has no columns, but an expression needs them"
 
-# Details of literals and operands that polars prints and readers do not need.
-_LITERAL = re.compile(r"\(dyn \w+: ([^()]*)\)")
-_NESTED = re.compile(r"\((col\(\"[^\"]*\"\))\)")
+# Details of literals and operands that polars prints and readers do not need. The parentheses of a call stay.
+_OPERAND = re.compile(r"(?<!\w)\((col\(\"[^\"]*\"\)|dyn \w+: [^()]*)\)")
+_TYPE = re.compile(r"\bdyn (int|float|str): ")
+# Polars' comparisons in which two nulls are equal, as SQL says it.
+_NULL_SAFE = {" !=v ": " is distinct from ", " ==v ": " is not distinct from "}
 # Types to try for columns, so that polars can plan an expression whose columns have no types yet.
 _TRIED: tuple[Any, ...] = (
     pl.Int64,
@@ -194,5 +196,8 @@ def name_of(function: Callable[..., Any]) -> str:
 def text_of(argument: Expression | Callable[..., Any]) -> str:
     """A column's name, an expression as short text, or the name of a callable."""
     if isinstance(argument, pl.Expr):
-        return _NESTED.sub(r"\1", _LITERAL.sub(r"\1", str(argument)))
+        text = _TYPE.sub("", _OPERAND.sub(r"\1", str(argument)))
+        for printed, meant in _NULL_SAFE.items():
+            text = text.replace(printed, meant)
+        return text
     return argument if isinstance(argument, str) else name_of(argument)

@@ -181,7 +181,13 @@ class Fields:
 
     def describe(self) -> str:
         """Canonical text of the fold: part of the stage's definition hash."""
-        text = "Fields(" + ", ".join(f"{name}={field.describe()}" for name, field in self.fields.items()) + ")"
+        return self._text({name: field.describe() for name, field in self.fields.items()})
+
+    def __str__(self) -> str:
+        return self._text(self.fields)
+
+    def _text(self, fields: Mapping[str, object]) -> str:
+        text = f"Fields({', '.join(f'{name}={field}' for name, field in fields.items())})"
         starts = ", ".join(f"{name}={start!r}" for name, start in sorted(self.starts.items()))
         return f"{text}.added({starts})" if starts else text
 

@@ -41,7 +41,6 @@ from aggregations.definition.operators import (
     is_columnar,
     published_on,
     publishes,
-    source_definition,
 )
 from aggregations.definition.paths import keeps_columns
 from aggregations.definition.picture import picture
@@ -49,7 +48,7 @@ from aggregations.definition.reading import Reading
 from aggregations.definition.schemas import Schema, check_columns, schema_after
 from aggregations.definition.sessions import SessionWindow, check_window
 from aggregations.definition.source import Topic, check_source
-from aggregations.definition.stages import Stage, definition_of_sources, published_after
+from aggregations.definition.stages import Stage, definition_of_sources, definition_without_stage, published_after
 from aggregations.definition.tables import Joining
 from aggregations.definition.windows import Window
 from aggregations.errors import FlowError
@@ -299,8 +298,7 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
         """The tables, then the keyed aggregations, upstream first.
 
         Raises:
-            FlowError: The flow has no source, neither an aggregation nor a publish step, or several sources and no
-                aggregation.
+            FlowError: The flow has no source, or neither an aggregation nor a publish step.
         """
         if not self.inputs:
             raise FlowError(f"flow {self.name!r} has no source()")
@@ -323,7 +321,7 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
                 before, begins, leading = [], i + 1, ()
             else:
                 before.append(step)
-        self._check_whole(aggregates=any(one.aggregate.rule is None for one in stages), stages=bool(stages))
+        self._check_whole(aggregates=any(one.aggregate.rule is None for one in stages))
         return tuple(stages)
 
     @cached_property
@@ -364,9 +362,9 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
 
     @cached_property
     def definitions(self) -> dict[str, str]:
-        """Definition hash by stage, upstream first. A flow without a stage has that of its source, under `end`."""
+        """Definition hash by stage, upstream first. A flow without a stage has that of its sources, under `end`."""
         found = {one.name: one.definition for one in self.stages}
-        return found or {END_OF_FLOW: source_definition(self.inputs[0].topic.definition)}
+        return found or {END_OF_FLOW: definition_without_stage(self.inputs)}
 
     @property
     def stage_names(self) -> tuple[str, ...]:

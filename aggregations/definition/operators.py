@@ -205,7 +205,7 @@ def definition_of(steps: Iterable[object], source: str, *, final: bool = False) 
 
 
 def source_definition(source: str) -> str:
-    """Hash of the source of a flow without a stage: it decides the lineage of everything that the flow publishes."""
+    """Hash of a source of a flow without a stage: it decides the lineage of everything that the flow publishes of it."""
     return _hash(source)
 
 

@@ -18,7 +18,8 @@ _CHARS: Final = 39
 _LINE, _GAP, _MARGIN, _ASIDE = 16, 22, 24, 40
 _STORE: Final = 190
 _STORE_CHARS: Final = 23
-_LINES: Final = 4
+_LINES: Final = 16
+"""Lines of text in a box."""
 _STYLE: Final = """
   text { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; fill: #1f2328 }
   .name { font-weight: bold } .path { font-size: 10px; fill: #656d76 }
@@ -144,14 +145,19 @@ def _wrapped(text: str, width: int) -> list[str]:
 
 
 def _arrows(boxes: list[_Box]) -> Iterator[str]:
-    """From each box to the next one of its branch, and into the branches."""
+    """From each box to the next one of its branch, into the branches, and from every source to where they meet."""
     above: dict[int, _Box] = {0: boxes[0]}
+    ends: list[_Box] = []
     for before, box in pairwise(boxes):
         if box.depth > before.depth:
             yield _path(f"M{before.x + WIDTH} {before.half}H{box.middle}V{box.y}")
+        elif box.line.step == "source":
+            ends += [above[0]] if above[0].line.step != "table" else []
         elif before.line.step != "table":
             upper = above[box.depth]
             yield _path(f"M{upper.middle} {upper.y + upper.height}V{box.y}")
+        if box.line.step == "merge":
+            yield from (_path(f"M{end.x} {end.half}H{end.x - _ASIDE // 2}V{box.half}H{box.x}") for end in ends)
         above[box.depth] = box
 
 

@@ -113,7 +113,7 @@ class Reading:
         """Whether a step calls Python for each element."""
         return not all(is_vectorised(step) for step in self.every_step if not isinstance(step, PublishStates))
 
-    def _check_whole(self, *, aggregates: bool, stages: bool) -> None:
+    def _check_whole(self, *, aggregates: bool) -> None:
         """Check that the flow does something with its elements, and can read them.
 
         Raises:
@@ -122,10 +122,6 @@ class Reading:
         if not aggregates and not self.publishes:
             raise FlowError(
                 f"flow {self.name!r} does nothing with its elements: it needs an aggregate() or a publish()"
-            )
-        if not stages and self.merges:
-            raise FlowError(
-                f"flow {self.name!r} has several sources and no aggregate(): define a flow for each source instead"
             )
         if not self.calls_functions and (elements := self.tombstone_topics) and self._key_reads_payload:
             raise FlowError(

@@ -35,7 +35,7 @@ from envelope.limits import DEFAULT_LIMITS
 
 __all__ = ["Decoded", "Json", "Raw", "RecordDecoder", "Topic"]
 
-_AHEAD: Final = 3_600
+AHEAD: Final = 3_600
 """Seconds: the default of `ahead=`, as Kafka 4's of `message.timestamp.after.max.ms`."""
 
 
@@ -141,7 +141,7 @@ class Topic:
         more = ["tombstones"] if self.tombstones is Tombstones.ELEMENT else []
         if self._time_text:
             more += ["time", self._time_text]
-        if self.ahead_seconds != _AHEAD:
+        if self.ahead_seconds != AHEAD:
             more += ["ahead", str(self.ahead_seconds)]
         return msgspec.json.encode(["source", self.cluster, self.name, kind, self.siblings.value, *more]).decode()
 

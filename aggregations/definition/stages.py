@@ -17,6 +17,7 @@ from aggregations.definition.operators import (
     Step,
     definition_of,
     publishes,
+    source_definition,
 )
 from aggregations.definition.schemas import Schema, schema_after, types_of
 
@@ -89,8 +90,18 @@ def definition_of_sources(inputs: Sequence[Input], steps: Sequence[object], *, f
         steps: The steps that all inputs go through, up to and including the stage.
         final: The stage's windows are published when they close.
     """
-    ordered = sorted(inputs, key=lambda one: one.topic.name)
-    return _BETWEEN.join(definition_of([*one.steps, *steps], one.topic.definition, final=final) for one in ordered)
+    return _BETWEEN.join(
+        definition_of([*one.steps, *steps], one.topic.definition, final=final) for one in _ordered(inputs)
+    )
+
+
+def definition_without_stage(inputs: Sequence[Input]) -> str:
+    """The definition of a flow without a stage: a hash for each source, as for a stage."""
+    return _BETWEEN.join(source_definition(one.topic.definition) for one in _ordered(inputs))
+
+
+def _ordered(inputs: Sequence[Input]) -> list[Input]:
+    return sorted(inputs, key=lambda one: one.topic.name)
 
 
 def published_after(steps: Sequence[object]) -> tuple[tuple[str, ...], tuple[str, ...]]:

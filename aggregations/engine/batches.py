@@ -15,6 +15,7 @@ from aggregations.engine.job import Exclusion, Job, RecordAtStage, TaskReport, n
 from aggregations.engine.journal import Dropped, Journal, entry_of
 from aggregations.engine.opening import Opening
 from aggregations.engine.partition_watch import PartitionWatch
+from aggregations.engine.partitioners import are_apart
 from aggregations.engine.publish import produce_outputs
 from aggregations.engine.ranges import Slot
 from aggregations.engine.retry import ATTEMPTS, StoppedError, may_pass, pause_seconds, worst
@@ -120,6 +121,7 @@ class Batches:
         self._progress = progress
         self._stop = stop
         self._spread = False
+        self._apart: bool | None = None
         self._shared: set[str] = set()
         self._id = str(uuid.uuid4())
         self._jobs = count(1)
@@ -264,6 +266,14 @@ class Batches:
             self._watches[topic].shared = True
         return True
 
+    def _are_apart(self) -> bool:
+        """Whether the sources of this batch are not partitioned alike, as far as a sample shows it before the first one."""
+        if not self._part.merges or self.slots == 1:
+            return False
+        if self._apart is None:
+            self._apart = are_apart(self._part, self._kafka, self._opening.topics)
+        return self._apart
+
     def _list_dead(self, entries: set[Entry], attempt: int) -> int:
         """List dead letters of inner stages; return the number of the batch's current attempt."""
         while True:
@@ -354,7 +364,9 @@ class Batches:
             ends=ends,
             asked=tuple(known),
             # Only of topics with the same number of partitions are the records of one key read by one task.
-            spread=self._spread or len({self._watches[topic].partitions for topic in self._part.topics}) > 1,
+            spread=self._spread
+            or len({self._watches[topic].partitions for topic in self._part.topics}) > 1
+            or self._are_apart(),
             shared=frozenset(self._shared),
             tasks=tasks,
             local=self._executor.is_local,

@@ -62,9 +62,9 @@ class ColumnarPath:
     def read(self, work: Work, chunks: Iterable[pa.Table]) -> Rows:
         parts = read_topics(work, chunks)
         with work.timed("steps"):
-            if work.job.flow.stages:
-                return _enter(work, work.job.flow.stages[0], *_met(work, parts))
-            _leave(work, parts[0])
+            if stages := work.job.flow.stages:
+                return _enter(work, stages[0], *_met(work, parts, stages[0].name, work.job.flow.after(stages[0])))
+            _leave(work, *_met(work, [_missing_after(work, one) for one in parts], END_OF_FLOW))
             return parts[0]
 
     def fold(self, work: Work, stage: Stage, arrivals: Rows) -> tuple[list[Write], Rows | None]:
@@ -104,16 +104,22 @@ def _check_partitions(job: Job, stage: Stage, frame: pl.DataFrame, codes: Ints) 
             raise shared_key(job, stage, topic)
 
 
-def _met(work: Work, parts: Sequence[Rows]) -> tuple[Rows, Stepped | None]:
+def _met(work: Work, parts: Sequence[Rows], stage: str, later: Collection[str] = ()) -> tuple[Rows, Stepped | None]:
     """The rows of all sources behind the steps of their inputs, and what these steps rejected, filtered and published.
 
     See `aggregations.per_message.merging`, which does the same.
+
+    Args:
+        work: Context of the task.
+        parts: The rows of each source.
+        stage: Name of the first stage; `end` if there is none.
+        later: See `_marking`.
     """
     flow = work.job.flow
     if not flow.merges:
         return parts[0], None
-    first, met, frames = flow.stages[0], merged_schema(flow.inputs), []
-    marking = _marking(work, first.name, flow.after(first))
+    met, frames = merged_schema(flow.inputs), []
+    marking = _marking(work, stage, later)
     whole = Stepped(
         pl.DataFrame(), lambda frame, values: work.elements(frame, (), values), None if met is not None else []
     )
@@ -139,20 +145,34 @@ def _onward(work: Work, stage: Stage, accepted: Rows) -> Rows | None:
     stages = work.job.flow.stages
     if stage.index + 1 < len(stages):
         return _enter(work, stages[stage.index + 1], accepted)
-    _leave(work, accepted)
+    _leave(work, _missing_after(work, accepted))
     return None
 
 
-def _leave(work: Work, rows: Rows) -> None:
-    """Run the rows that the last stage passes on, or all that were read, through the steps after it."""
+def _leave(work: Work, rows: Rows, earlier: Stepped | None = None) -> None:
+    """Run the rows that the last stage passes on, or all that were read, through the steps after it.
+
+    Args:
+        work: Context of the task.
+        rows: The rows.
+        earlier: What steps of single inputs rejected, filtered and published before.
+    """
     flow = work.job.flow
-    missing = _missing_after(work, rows)
-    stepped = _stepped(work, len(flow.stages), flow.tail, missing, _marking(work, END_OF_FLOW))
+    stepped = _stepped(work, len(flow.stages), flow.tail, rows, _marking(work, END_OF_FLOW))
+    _add(stepped, earlier)
     _gather(work, len(flow.stages), END_OF_FLOW, rows, stepped)
     if not flow.stages:
         for one in rows.signatures:
             if one.chained:
                 work.incarnations.verdict(one.topic, one.topic_id)  # notes the ids of root topics
+
+
+def _add(stepped: Stepped, earlier: Stepped | None) -> None:
+    """Add what steps of single inputs rejected, filtered and published before."""
+    if earlier is not None:
+        stepped.rejected = [*earlier.rejected, *stepped.rejected]
+        stepped.outputs = [*earlier.outputs, *stepped.outputs]
+        stepped.filtered += earlier.filtered
 
 
 def _stepped(work: Work, index: int, steps: Sequence[Step], rows: Rows, marking: Marking) -> Stepped:
@@ -237,10 +257,7 @@ def _enter(work: Work, stage: Stage, before: Rows, earlier: Stepped | None = Non
     job = work.job
     aggregate = stage.aggregate
     stepped = _stepped(work, stage.index, stage.before, before, _marking(work, stage.name, job.flow.after(stage)))
-    if earlier is not None:
-        stepped.rejected = [*earlier.rejected, *stepped.rejected]
-        stepped.outputs = [*earlier.outputs, *stepped.outputs]
-        stepped.filtered += earlier.filtered
+    _add(stepped, earlier)
     key = user_key = _keys(stepped, aggregate.key)
     closed: list[pl.Series] = []
     if aggregate.times is not None:

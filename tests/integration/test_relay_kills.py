@@ -1,4 +1,4 @@
-"""A flow without a stage whose driver is killed at every step of its commit: readers of its outputs lose nothing."""
+"""A flow without a stage over two topics whose driver is killed at every step of its commit: readers of its outputs lose nothing."""
 
 import signal
 import uuid
@@ -38,6 +38,8 @@ POINTS = (
     CommitStep.OFFSETS,
 )
 SOLD = ["AA+UA", "DL+HA+AA", "UA+DL", "HA"]
+FUELS = 4
+"""Records of the second source in each batch."""
 LEG = Json({"tail": str, "carrier": str, "minutes": int})
 
 
@@ -58,8 +60,8 @@ def world(kafka: str, topic: Callable[..., str], tmp_path: File) -> Iterator[Wor
 def test_a_relay_that_is_killed_at_every_step_is_exact_for_its_readers_in_the_end(
     world: World, topic: Callable[..., str], path: Path, jvm: Jvm
 ) -> None:
-    out, planned = topic(partitions=2, name="out"), faults(path)
-    made = ("relay", world.topic, out, path)
+    out, fuels, planned = topic(partitions=2, name="out"), topic(name="fuels"), faults(path)
+    made = ("relay", world.topic, out, path, fuels)
     sent = [
         Leg(tail=leg.tail, carrier=SOLD[i % len(SOLD)], minutes=leg.minutes)
         for i, leg in enumerate(some_legs(24 * len(planned)))
@@ -70,6 +72,7 @@ def test_a_relay_that_is_killed_at_every_step_is_exact_for_its_readers_in_the_en
             # The republisher was killed as well: its last outputs come again.
             world.send(republished(sent, range(max(0, 24 * n - 8), 24 * n + 24)))
             world.send([Sent(b"no envelope"), alone(Leg(tail="N1", carrier="AA", minutes=-1))])
+            world.send([Sent(b'{"tail": "N1", "carrier": "fuel", "litres": 5}', b"N1")] * FUELS, fuels)
             started.append(Run(world, made, str(fault), jvm=jvm))
             assert started[-1].wait() == -signal.SIGKILL, f"{fault} was not met: {started[-1].errors}"
         started.append(Run(world, made, jvm=jvm))
@@ -77,24 +80,25 @@ def test_a_relay_that_is_killed_at_every_step_is_exact_for_its_readers_in_the_en
     finally:
         for process in started:
             process.end()
-    world.check(relay(world.topic, out, path))
+    world.check(relay(*made[1:]))
     outputs = world.records(out)
     firsts: dict[Any, list[Any]] = defaultdict(list)
     seen: set[Any] = set()
     for one in outputs:
         chain = decode(one.value or b"").chain
-        event = chain[0].partition, chain[0].offset, chain[-1].index
+        event = chain[0].topic, chain[0].partition, chain[0].offset, chain[-1].index
         if event not in seen:
-            firsts[one.partition, chain[0].partition].append(position_order(event[1:]))
+            firsts[one.partition, *event[:2]].append(position_order(event[2:]))
         seen.add(event)
     assert len(outputs) > len(seen)
     assert all(found == sorted(found) for found in firsts.values())
-    assert seen == {(i % 3, i // 3, n) for i, leg in enumerate(sent) for n in range(1 + leg.carrier.count("+"))}
+    legs = {("raw", i % 3, i // 3, n) for i, leg in enumerate(sent) for n in range(1 + leg.carrier.count("+"))}
+    assert seen == legs | {(fuels, 0, n, 0) for n in range(FUELS * len(planned))}
     reader: Flow[Any] = Flow("reader").source(Topic(out, LEG)).aggregate("carrier", "carrier", Fields(legs=count()))
     runner = MemoryRunner(reader, bind(reader, {}, f"memory://{uuid.uuid4().hex}"))
     for start in range(0, len(outputs), 50):
         runner.process(outputs[start : start + 50])
-    sold = [one for leg in sent for one in leg.carrier.split("+")]
+    sold = [one for leg in sent for one in leg.carrier.split("+")] + ["fuel"] * FUELS * len(planned)
     assert {key.decode(): state["legs"] for key, state in runner.results("carrier").items()} == {
         one: sold.count(one) for one in sold
     }

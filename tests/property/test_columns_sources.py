@@ -87,6 +87,8 @@ STAGES: Final[Sequence[Callable[[Flow[Any]], Flow[Any]]]] = [
         .aggregate("station", "station", Fields(n=count()))
     ),
     lambda flow: flow.aggregate("part", "part", Collected()).publish("out"),
+    lambda flow: flow.publish("out"),
+    lambda flow: flow.divert(pl.col("torque") == 4).publish("out", key="part"),
 ]
 
 

@@ -79,7 +79,7 @@ def _draw_outputs(random: Random, spec: Spec) -> Spec:
 
 def _draw_second(random: Random, spec: Spec) -> Spec:
     """Let the flow of some worlds read a second topic."""
-    if random.random() < 0.7 or not spec.folds:
+    if random.random() < 0.7:
         return spec
     partitions = {**spec.partitions, SECOND: random.choice([1, 2, 2, 3])}
     return replace(spec, second=True, roots=(*spec.roots, SECOND), partitions=partitions)

@@ -50,6 +50,7 @@ def test_worlds_have_second_flows_and_steps_that_fail_in_every_way():
     assert {world.publishes_before for world in relays} == {"end", ""}
     assert {world.stages[0].fails for world in relays} == {"", "map", "filter", "flat_map", "divert"}
     assert any(world.stages[0].flat for world in relays)
+    assert any(world.second for world in relays)
 
 
 def test_letters_are_read_by_other_flows_and_by_republishers_and_are_copies_to_them(monkeypatch):

@@ -55,6 +55,30 @@ def test_it_publishes_every_item_once_in_the_order_of_its_root(
     assert all(found == sorted(found) for found in orders.values())
 
 
+@pytest.mark.parametrize(("path", "partitions"), [("columns", 3), ("messages", 2)])
+def test_several_sources_are_published_once_each_whatever_their_partitions(
+    world: World, topic: Callable[..., str], path: Path, partitions: int
+) -> None:
+    out, fuels, sent = topic(name="out"), topic(partitions=partitions, name="fuels"), some(100)
+    flow = relay(world.topic, out, path, fuels)
+    world.send(republished(sent))
+    world.send((Sent(b'{"tail": "N%d", "litres": 5}' % i, b"N%d" % i) for i in range(60)), fuels)
+    report = world.run(flow, max_records=70)
+    outputs = world.records(out)
+    found = places(outputs)
+    assert {place: times for place, times in found.items() if place[0] == "raw"} == Counter(expected(sent))
+    fuelled = {place[1:3] for place in found if place[0] == fuels}
+    assert len(outputs) == report.outputs == sum(found.values()) == len(expected(sent)) + len(fuelled)
+    assert len(fuelled) == 60
+    world.send([alone(Leg(tail="N9", carrier="AA", minutes=-1))])
+    world.send([Sent(b"no JSON")], fuels)
+    assert world.run(flow).reasons == {"bad_payload": 1, "diverted": 1}
+    assert {letter.topic for letter, _ in world.dead_letters()} == {world.topic, fuels}
+    assert world.ends(flow, topic=fuels) == {
+        partition: marks.high for (_, partition), marks in world.topics.marks([fuels]).items()
+    }
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_a_rejected_record_comes_back_and_is_published_once(
     world: World, topic: Callable[..., str], path: Path

@@ -1,6 +1,7 @@
 """Flows with two sources on Spark and a real broker: one topic of envelopes, one of plain JSON."""
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.engine.job import Job
+from aggregations.engine.partitioners import SAMPLED
 from aggregations.errors import RunRefusedError
 from aggregations.run.plan import Plan
 from aggregations.spark.action import Action
@@ -119,10 +121,28 @@ def test_keys_in_other_partitions_of_the_other_topic_are_found_and_shuffled_and_
     world.send(republished(sent))
     other = [fuel(place, one) for place, one in enumerate(litres)]
     world.send([Sent(one.value, one.key, partition=1 - parts_of([one.key or b""], 2)[0]) for one in other], fuels)
+    # What the start of the run looks at does not show it.
+    world.send([Sent(fuel(0, 0).value, partition=n % 2) for n in range(2 * SAMPLED)], fuels)
     world.run(flow)
     assert [job.folds_while_reading for job in jobs] == [True, False]
     assert jobs[-1].shared == frozenset()
     assert jobs[-1].evict
+    assert world.results(flow, "aircraft") == expected(sent, litres)
+    world.check(flow)
+
+
+def test_topics_of_different_partitioners_are_shuffled_from_the_first_batch_on(
+    world: World, topic: Callable[..., str], jobs: list[Job], caplog: pytest.LogCaptureFixture
+) -> None:
+    fuels, sent = topic(partitions=2, name="fuels"), legs(60)
+    flow, litres = served(world.topic, fuels), [7] * 40
+    world.send(republished(sent))
+    world.send((fuel(place, one) for place, one in enumerate(litres)), fuels, partitioner="consistent_random")
+    with caplog.at_level(logging.WARNING, "headwater.engine"):
+        world.run(flow, max_records=40)
+    assert len(jobs) > 1
+    assert not any(job.folds_while_reading for job in jobs)
+    assert [one.message for one in caplog.records if "shuffle" in one.message and "partitioner=murmur2" in one.message]
     assert world.results(flow, "aircraft") == expected(sent, litres)
     world.check(flow)
 

@@ -137,13 +137,18 @@ def shared(source: str, history: int = HISTORY, *, path: Path = "messages") -> F
     return flow.aggregate("aircraft", tail, Totals(), history=history)
 
 
-def relay(source: str, target: str, path: Path = "columns") -> Flow[Any]:
-    """Publishes legs that several carriers sold, one item for each; legs of negative minutes are diverted."""
+def relay(source: str, target: str, path: Path = "columns", fuels: str = "") -> Flow[Any]:
+    """Publishes legs that several carriers sold, one item for each; legs of negative minutes are diverted.
+
+    It also publishes plain JSON of fuel, if there is a topic of that.
+    """
     flow: Flow[Any] = Flow("relay").source(Topic(source, payload=Leg))
     if path == "columns":
         minutes = pl.col("minutes")
-        return flow.divert(minutes < 0).flat_map(pl.col("carrier").str.split("+")).publish(target)
-    return flow.divert(goes_back_in_time).flat_map(carriers).publish(target)
+        flow = flow.divert(minutes < 0).flat_map(pl.col("carrier").str.split("+"))
+    else:
+        flow = flow.divert(goes_back_in_time).flat_map(carriers)
+    return (flow.merge(Flow("fuels").source(Topic(fuels, FUELS, envelope=False))) if fuels else flow).publish(target)
 
 
 def four_stages(source: str, history: int = HISTORY) -> Flow[Any]:

@@ -119,13 +119,11 @@ class World:
         """End the consumer."""
         self._consumer.close()
 
-    def send(self, messages: Iterable[Sent], topic: str = "") -> None:
+    def send(self, messages: Iterable[Sent], topic: str = "", *, partitioner: str = "murmur2_random") -> None:
         """Produce to a topic, by default to the first source, and wait until all are acknowledged."""
         failed: list[KafkaError] = []
         # A new producer each time sees added partitions and recreated topics immediately.
-        producer = Producer(
-            {"bootstrap.servers": self.settings.bootstrap, "partitioner": "murmur2_random", "linger.ms": 1}
-        )
+        producer = Producer({"bootstrap.servers": self.settings.bootstrap, "partitioner": partitioner, "linger.ms": 1})
         for one in messages:
             producer.produce(
                 topic or self.topic,

@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from aggregations.definition.expressions import describe_expression, expression, key_bytes
+from aggregations.definition.expressions import describe_expression, expression, key_bytes, text_of
 from aggregations.errors import FlowError
 
 X = pl.col("x")
@@ -122,3 +122,16 @@ def test_a_key_is_text_as_utf8_an_integer_in_decimal_or_bytes_as_they_are(value,
 def test_a_key_of_another_kind_is_refused(value):
     with pytest.raises(FlowError, match=r"^(the key is of type|the key contains)"):
         key_bytes(value)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (pl.when(X > 1).then(2).otherwise(X), '.when([col("x") > 1]).then(2).otherwise(col("x"))'),
+        (X.is_between(1, 3.5), 'col("x").is_between([1, 3.5])'),
+        (X.ne_missing("y"), '[col("x") is distinct from ("y")]'),
+        (X == "(y)", '[col("x") == ("(y)")]'),
+    ],
+)
+def test_an_expression_is_shown_without_types_and_with_the_parentheses_of_calls(given: pl.Expr, text: str) -> None:
+    assert text_of(given) == text

@@ -144,7 +144,7 @@ def test_the_description_names_each_step_by_its_method_and_shows_its_path():
     )
     assert flow.describe().splitlines() == [
         "fleet",
-        "  source         legs",
+        "  source         legs, without envelopes",
         '  filter         [col("minutes") > 0]                               vectorised',
         "  aggregate      aircraft by tail: Fields(n=count(), m=total(minutes)) vectorised",
         "  publish_states states",

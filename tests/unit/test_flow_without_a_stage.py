@@ -12,7 +12,7 @@ from aggregations.definition.aggregates import count
 from aggregations.definition.element import Element, Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import END_OF_FLOW, Flow
-from aggregations.definition.source import Topic
+from aggregations.definition.source import Json, Topic
 from aggregations.errors import FlowError, RunRefusedError
 from aggregations.run.binding import bind
 from aggregations.run.discard import fill_holes
@@ -51,6 +51,12 @@ def key(element: Element[Any]) -> Any:
 
 ITEMS = pl.concat_list("v", pl.lit(1)).alias("v")
 RELAY = Flow("relay").source(LEGS)
+OTHER = Topic("other", Json({"k": str, "c": str, "v": int, "more": str}))
+SHAPES: dict[str, Callable[[Step], Flow[Any]]] = {
+    "one source": lambda step: step(RELAY),
+    "two sources": lambda step: step(Flow("relay").source(LEGS, OTHER)),
+    "two sources, before they meet": lambda step: step(RELAY).merge(Flow("side").source(OTHER)),
+}
 FAILING: dict[str, tuple[Step, int]] = {
     "before the publish step": (lambda flow: flow.filter(fails).publish("out"), 1),
     "in it": (lambda flow: flow.publish("out", key=key), 1),
@@ -94,6 +100,30 @@ def test_it_publishes_every_element_with_its_lineage_and_keeps_only_a_manifest()
     assert manifest.kept == (END_OF_FLOW,)
 
 
+def test_several_sources_are_published_each_with_the_lineage_of_its_topic_and_one_manifest() -> None:
+    chain = Chain(SHAPES["two sources"](lambda flow: flow.publish("out")))
+    chain.process(*(leg(n, topic=topic) for n in range(5) for topic in ("legs", "other")))
+    outputs = [decode(one.value) for one in chain.first.outputs]
+    assert sorted((one.chain[-1].topic, one.chain[-1].offset) for one in outputs) == [
+        (topic, n) for topic in ("legs", "other") for n in range(5)
+    ]
+    assert {hop.via for one in outputs for hop in one.chain[1:]} == {"relay"}
+    assert chain.folded() == 10
+    assert [chain.first.run.positions(topic) for topic in ("legs", "other")] == [{0: 5}, {0: 5}]
+
+
+def test_a_source_can_be_added_and_not_removed() -> None:
+    store = url()
+    one, two = (SHAPES[shape](lambda flow: flow.publish("out")) for shape in ("one source", "two sources"))
+    with closing(runner(one, store)) as before:
+        before.process([leg(0)])
+    with closing(runner(two, store)) as after:
+        after.process([leg(1), leg(0, topic="other")])
+        assert len(after.outputs) == 2
+    with pytest.raises(RunRefusedError, match="definition"):
+        runner(one, store)
+
+
 def test_the_next_run_resumes_after_the_manifest_and_fences_the_earlier_one() -> None:
     store, flow = url(), RELAY.publish("out")
     first = runner(flow, store)
@@ -118,10 +148,13 @@ def test_a_batch_that_is_repeated_publishes_the_same_lineages_and_the_next_flow_
     assert chain.folded() == 4
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("where", FAILING)
-def test_a_rejected_record_is_published_once_it_comes_back_and_the_next_flow_folds_it_once(where: str) -> None:
+def test_a_rejected_record_is_published_once_it_comes_back_and_the_next_flow_folds_it_once(
+    shape: str, where: str
+) -> None:
     step, items = FAILING[where]
-    chain = fed(step(RELAY), items)
+    chain = fed(SHAPES[shape](step), items)
     [died] = chain.first.dead_letters
     assert (died.stage, died.hole) == (END_OF_FLOW, False)
     BROKEN["now"] = False
@@ -132,10 +165,11 @@ def test_a_rejected_record_is_published_once_it_comes_back_and_the_next_flow_fol
     assert chain.first.report.verdicts == {END_OF_FLOW: {"copy": 2}}
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("where", FAILING)
-def test_a_plain_copy_of_a_rejected_record_is_published_as_missing(where: str) -> None:
+def test_a_plain_copy_of_a_rejected_record_is_published_as_missing(shape: str, where: str) -> None:
     step, items = FAILING[where]
-    chain = fed(step(RELAY), items)
+    chain = fed(SHAPES[shape](step), items)
     [died] = chain.first.dead_letters
     chain.process(leg(100, 3, v=BAD))  # rejected again: still missing
     BROKEN["now"] = False
@@ -145,11 +179,12 @@ def test_a_plain_copy_of_a_rejected_record_is_published_as_missing(where: str) -
     assert {hop.via for hop in decode(chain.first.outputs[-1].value).chain} >= {HEALED}
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("where", FAILING)
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_record_that_is_rejected_again_stays_missing(where: str, times: int) -> None:
+def test_a_record_that_is_rejected_again_stays_missing(shape: str, where: str, times: int) -> None:
     step, items = FAILING[where]
-    chain = fed(step(RELAY), items)
+    chain = fed(SHAPES[shape](step), items)
     for n in range(times):
         chain.process(back(chain.first.dead_letters[-1], 100 + n, "relay", n))
     assert len(chain.first.dead_letters) == 1 + times
@@ -159,10 +194,11 @@ def test_a_record_that_is_rejected_again_stays_missing(where: str, times: int) -
     assert settled(chain, 100 * items)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("where", DIVERTED)
 @pytest.mark.parametrize("copy", ["plain", "redriven"])
-def test_only_a_diverted_item_is_missing(where: str, copy: str) -> None:
-    chain = Chain(DIVERTED[where](RELAY))
+def test_only_a_diverted_item_is_missing(shape: str, where: str, copy: str) -> None:
+    chain = Chain(SHAPES[shape](DIVERTED[where]))
     for start in range(0, 100, 20):
         chain.process(*(leg(n, v=BAD if n == 3 else 1) for n in range(start, start + 20)))
     assert chain.folded() == 199
@@ -199,10 +235,11 @@ def test_an_unreadable_record_is_published_as_retried_because_nothing_proves_tha
     assert settled(chain, 1)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("where", FAILING)
-def test_a_discarded_dead_letter_is_not_published_when_it_comes_back(where: str) -> None:
+def test_a_discarded_dead_letter_is_not_published_when_it_comes_back(shape: str, where: str) -> None:
     step, items = FAILING[where]
-    chain = fed(step(RELAY), items)
+    chain = fed(SHAPES[shape](step), items)
     [died] = chain.first.dead_letters
     BROKEN["now"] = False
     redriven = back(died, 100, "relay")
@@ -213,10 +250,11 @@ def test_a_discarded_dead_letter_is_not_published_when_it_comes_back(where: str)
     assert settled(chain, 99 * items)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("where", [*FAILING, *(f"diverted {one}" for one in DIVERTED)])
 @pytest.mark.parametrize("copy", ["plain", "redriven"])
-def test_the_vectorised_path_publishes_the_same(where: str, copy: str) -> None:
-    both = Both(FAILING[where][0](RELAY) if where in FAILING else DIVERTED[where.removeprefix("diverted ")](RELAY))
+def test_the_vectorised_path_publishes_the_same(shape: str, where: str, copy: str) -> None:
+    both = Both(SHAPES[shape](FAILING[where][0] if where in FAILING else DIVERTED[where.removeprefix("diverted ")]))
 
     def process(*records: Record) -> None:
         both.process([replace(one, topic_id=TOPIC_ID) for one in records])

@@ -1,7 +1,8 @@
-"""Bounded skew of sources: the option of a topic, and what the driver reads next."""
+"""Bounded skew of sources, and idle partitions: the options of a topic, and what the driver makes of them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +11,12 @@ from aggregations.definition.aggregates import count
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.definition.windows import tumbling
+from aggregations.engine import engine
 from aggregations.engine.job import Job
 from aggregations.errors import FlowError
 from aggregations.per_message.ledger import Changes
+from aggregations.report import Report
 from envelope import TopicPartition
 from tests.unit.test_engine_driver import ENDS, Driver, Outcome, report
 
@@ -64,3 +68,28 @@ def test_the_driver_reads_the_partition_that_is_behind_first(
     assert driver.run.start == ENDS
     found = [{f"{at.topic}:{at.partition}": number for at, number in lengths(job).items()} for job in driver.jobs]
     assert found == [{"legs:0": 1, "legs:1": 2}, *then]
+
+
+@pytest.mark.parametrize(("idle", "closing"), [("5m", [50, 50, 300]), (None, [50, 50, 50])])
+def test_windows_close_without_a_partition_that_is_idle_for_as_long_as_its_topic_says(
+    monkeypatch: pytest.MonkeyPatch, idle: str | None, closing: list[int]
+) -> None:
+    clock, found = [0.0], list[int]()
+    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    topic = Topic("legs", Json({"tail": str}), idle=idle)
+    windows = Flow("fleet").source(topic).aggregate("aircraft", "tail", Fields(n=count()), window=tumbling("1m"))
+    reached = [times(100, 50), times(200, None), times(300, None)]
+    driver = Driver(monkeypatch, windows, *((report(1, changes=one), []) for one in reached))
+    driver.broker.highs = dict(zip(ENDS, (11, 1), strict=True))
+
+    def batch(_: Report) -> None:
+        manifest = driver.run.manifest
+        assert manifest is not None
+        assert manifest.closing_us is not None
+        found.append(manifest.closing_us // SECOND)
+        clock[0] += 200
+
+    monkeypatch.setattr(driver.engine.batches, "_progress", batch)
+    driver.stream(most=4)
+    assert [len(lengths(job)) for job in driver.jobs] == [2, 1, 1], "the second partition is read to its end"
+    assert found == closing

@@ -40,6 +40,7 @@ MATTERS: Mapping[str, Callable[[Spec], bool]] = {
     **filters.MATTERS,
     **dict.fromkeys(mends.BUGS, lambda spec: spec.repairs),
     **dict.fromkeys(sources.BUGS, lambda spec: spec.second),
+    "relay-is-known-by-one-source": lambda spec: spec.second and not spec.folds,
     "outputs-not-marked": lambda spec: spec.audit == OUT,
     "outputs-before-a-stage-not-listed": lambda spec: bool(spec.publishes_before),
     "struck-although-rejected-again": lambda spec: not spec.folds,

@@ -6,6 +6,9 @@ from typing import Any
 
 import msgspec
 
+from aggregations.definition import flow
+from aggregations.definition.inputs import Input
+from aggregations.definition.operators import source_definition
 from aggregations.per_message import dead_letters, ledger
 from aggregations.per_message.dead_letters import DeadLetterCollector, RejectedRecord
 from aggregations.run import begin, consistency
@@ -42,6 +45,10 @@ def _the_second_is_read_with_the_first(self: Run, offsets: Any, *arguments: Any)
     return msgspec.structs.replace(made, positions={**made.positions, SECOND: ahead}) if second else made
 
 
+def _by_its_first_source(inputs: Sequence[Input]) -> str:
+    return source_definition(inputs[0].topic.definition)
+
+
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "letters-of-two-topics-are-one": (
         "dead letters of equal partition and offset in two topics are one",
@@ -54,6 +61,10 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "removed-source-goes-on": (
         "a source may be removed or changed, and the states go on",
         [(module, "continues", lambda *_: True) for module in (begin, consistency)],
+    ),
+    "relay-is-known-by-one-source": (
+        "the definition of a flow without a stage has its first source only",
+        [(flow, "definition_without_stage", _by_its_first_source)],
     ),
     "ledger-without-topic": (
         "the ledger lists records without their topic",

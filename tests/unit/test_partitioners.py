@@ -1,0 +1,50 @@
+"""Whether topics are partitioned alike, judged by samples of their keys."""
+
+import zlib
+
+import pytest
+
+from aggregations.engine.partitioners import SAMPLED, Places, differing
+from persistence.murmur2 import murmur2
+
+KEYS = [b"key %d" % n for n in range(SAMPLED)]
+OTHERS = [b"other %d" % n for n in range(SAMPLED)]
+
+
+def java(keys: list[bytes], partitions: int = 3) -> Places:
+    return [(key, (murmur2(key) & 0x7FFFFFFF) % partitions) for key in keys]
+
+
+def librdkafka(keys: list[bytes], partitions: int = 3) -> Places:
+    return [(key, zlib.crc32(key) % partitions) for key in keys]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (java(KEYS), java(OTHERS)),
+        (librdkafka(KEYS), librdkafka(OTHERS)),
+        (java(KEYS), []),
+        # One key may fit both, and a partitioner of the producer's own may fit neither: that proves nothing.
+        (java(KEYS), [(OTHERS[0], java(OTHERS)[0][1])]),
+        (java(KEYS), [(key, 0) for key in OTHERS]),
+        (java(KEYS), java(OTHERS, 2)),
+    ],
+)
+def test_topics_that_may_be_partitioned_alike_are_not_told_apart(one: Places, other: Places) -> None:
+    assert differing({"a": one, "b": other}, 3) == ""
+
+
+def test_different_partitioners_are_named() -> None:
+    assert differing({"a": java(KEYS), "b": java(KEYS[:9]), "c": librdkafka(OTHERS)}, 3) == (
+        "the partitions of a are chosen by murmur2, as Java's producers do, those of c by CRC32, as librdkafka's "
+        "producers do by default"
+    )
+
+
+def test_a_key_in_different_partitions_of_two_topics_is_a_proof_whatever_the_partitioners() -> None:
+    placed = java(KEYS)
+    moved = [(key, (at + 1) % 3) for key, at in placed]
+    assert differing({"a": placed, "b": [*java(OTHERS), moved[3]]}, 3) == (
+        f"a key of partition {placed[3][1]} of a is in partition {moved[3][1]} of b"
+    )
