@@ -17,6 +17,8 @@ import java.util.StringJoiner;
  *
  * <p>`envelope HEX`: the fields of the envelope as `name=value`, or `reason=CODE`. `hop HEX name=value...`: the envelope with
  * the hop appended. `lineage TOPIC PARTITION OFFSET HEX REKEYED`: lane, group and position of the record.
+ * `filter name=value...` begins with a sequence or producer filter of these settings; `judge name=value...` is answered with
+ * the ruling about a record, and `states` with the filter's states, both as JSON.
  */
 public final class Conformance {
     private static final Set<String> SEAL = Set.of("format", "sealed", "checksum");
@@ -24,12 +26,19 @@ public final class Conformance {
 
     public static void main(String[] arguments) throws Exception {
         BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        FilterAnswers filter = null;
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
             List<String> parts = List.of(line.split("\t", -1));
+            if (parts.get(0).equals("filter")) {
+                filter = new FilterAnswers(parts.subList(1, parts.size()));
+                continue;
+            }
             System.out.println(
                     switch (parts.get(0)) {
                         case "envelope" -> envelope(HEX.parseHex(parts.get(1)));
                         case "hop" -> hop(HEX.parseHex(parts.get(1)), parts.subList(2, parts.size()));
+                        case "judge" -> filter.judge(parts.subList(1, parts.size()));
+                        case "states" -> filter.states();
                         default -> lineage(parts);
                     });
         }

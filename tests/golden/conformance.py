@@ -4,36 +4,16 @@
 """
 
 import json
-import random
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from envelope import Envelope, EnvelopeError, Histories, Hop, Lineage, Node, append_hop, decode, encode
 from envelope.envelope_pb2 import Envelope as WireEnvelope
 from envelope.envelope_pb2 import Hop as WireHop
-from envelope.filters import (
-    Arrival,
-    EventIdFilter,
-    FilterStates,
-    Gaps,
-    ProducerFilter,
-    SequenceFilter,
-    SessionWindows,
-    Stamp,
-    TimeWindows,
-    deduplicate,
-    deduplicate_by_key,
-    deduplicate_by_key_value,
-    distinct,
-    from_value,
-)
+from tests.golden.filter_vectors import filter_vector, filters, map_vector, policies, sequence_maps
 from tests.golden.test_bytes import ENVELOPE, WRITTEN
-from tests.seeds.test_000_sequence_filter import INCIDENTS
-from tests.seeds.test_001_deduplicate import EXAMPLES
-from tests.seeds.test_001_distinct import RECORDS
 
 FILE = Path(__file__).parents[2] / "proto" / "headwater" / "envelope" / "v1" / "conformance.json"
 
@@ -48,6 +28,8 @@ def made() -> Json:
         "appended_hops": [hop_vector(*one) for one in hops()],
         "lineages": [lineage_vector(*one) for one in lineages()],
         "filters": [filter_vector(*one) for one in filters()],
+        "sequence_maps": [map_vector(*one) for one in sequence_maps()],
+        "policies": list(policies()),
     }
 
 
@@ -204,111 +186,6 @@ def read_lineage(records: list[Json]) -> list[Json]:
         result = {"lane": standing.lane, "group": standing.group, "position": list(standing.position)}
         found.append({**result, "verdict": decision.verdict.value, "fold": decision.fold})
     return found
-
-
-def filters() -> Iterator[tuple[str, Json, list[Json]]]:
-    def arrival(offset: int | None, key: str | None, seconds: float, **value: Any) -> Json:
-        found = {"topic": "t", "partition": 0, "offset": offset, "key": None if key is None else key.encode().hex()}
-        return {**found, "timestamp_ms": round(seconds * 1000), "value": json.dumps(value).encode().hex()}
-
-    sent = [arrival(n, incident, 0, id=number, data=data) for n, (incident, number, data) in enumerate(INCIDENTS)]
-    yield "000: incidents A, B and C", {"type": "sequence"}, sent
-    bad: list[Any] = [5, 5, 4, "6", "x", None, 7.0, 2**63, -(2**63), 7]
-    yield (
-        "000: bad and missing numbers",
-        {"type": "sequence"},
-        [arrival(n, "k", 0, id=one) for n, one in enumerate(bad)],
-    )
-    for title, (seconds, events) in EXAMPLES.items():
-        records = [arrival(n, key, time, id=key) for n, (key, time, _) in enumerate(events)]
-        for kind in ("by_key", "by_key_value", "by_id"):
-            yield f"001: {title}, {kind}", {"type": kind, "interval_ms": seconds * 1000}, records
-    odd = [(0, None, 1), (1, "k", 1), (1, "k", 1), (None, "k", 1), (2, "k", 1), (3, None, 30), (4, "k", 5)]
-    yield (
-        "001: null keys and offsets, a reprocess",
-        {"type": "by_key", "interval_ms": 10_000},
-        [arrival(*one) for one in odd],
-    )
-    bursts = [arrival(n, "key", time) for n, time in enumerate(RECORDS)]
-    yield "001: distinct, tumbling", {"type": "tumbling", "size_ms": 10_000, "grace_ms": 86_400_000}, bursts
-    for gap in (10_000, 9_000):
-        yield f"001: distinct, session, gap {gap}", {"type": "session", "gap_ms": gap, "grace_ms": 86_400_000}, bursts
-    draw = random.Random(7)
-    numbers = [draw.randrange(8) for _ in range(30)]
-    for gaps in Gaps:
-        yield (
-            f"002: contiguous numbers, {gaps.value}",
-            {"type": "producer", "gaps": gaps.value},
-            [
-                arrival(n, "k", n, producer=draw.choice("pq"), sequence=number, contiguous=True)
-                for n, number in enumerate(numbers)
-            ],
-        )
-    sessions = [(0, 1, None), (1, 2, None), (2, 1, None), (2, 2, 4), (3, 2, 5), (1, 2, 2), (6, 3, None), (7, 2, None)]
-    yield (
-        "004: holes, epochs and batches",
-        {"type": "producer", "gaps": "report"},
-        [
-            arrival(n, "k", n, producer="p", sequence=first, epoch=epoch, last=last)
-            for n, (first, epoch, last) in enumerate(sessions)
-        ],
-    )
-    for limit in (3, 1000):
-        yield (
-            f"event ids, limit {limit}",
-            {"type": "event_id", "horizon_ms": 10_000, "limit": limit},
-            [arrival(n, "k", max(0, n - draw.choice([0, 0, 8, 15])), id=f"e{draw.randrange(20)}") for n in range(40)],
-        )
-
-
-def filter_vector(name: str, settings: Json, records: list[Json]) -> Json:
-    return {"name": name, "filter": settings, "records": records, **read_filter(settings, records)}
-
-
-def rule_of(settings: Mapping[str, Any]) -> Any:
-    """The filter of a vector. Its numbers, ids and stamps are members of the JSON object in the value."""
-
-    def duration(name: str) -> timedelta:
-        return timedelta(milliseconds=settings[f"{name}_ms"])
-
-    identity, kind = from_value("id"), settings["type"]
-    match kind:
-        case "sequence":
-            return SequenceFilter(identity)
-        case "by_key":
-            return deduplicate_by_key(duration("interval"))
-        case "by_key_value":
-            return deduplicate_by_key_value(identity, duration("interval"))
-        case "by_id":
-            return deduplicate(identity, duration("interval"), partitions=1)
-        case "tumbling":
-            return distinct(TimeWindows(duration("size"), duration("grace")))
-        case "session":
-            return distinct(SessionWindows(duration("gap"), duration("grace")))
-        case "producer":
-            return ProducerFilter(lambda one: Stamp(**json.loads(one.value)), gaps=Gaps(settings["gaps"]))
-    return EventIdFilter(identity, duration("horizon"), limit=settings["limit"])
-
-
-def read_filter(settings: Mapping[str, Any], records: list[Json]) -> Json:
-    """The ruling about each record, and the states after the last one."""
-    states, rulings = FilterStates(rule_of(settings)), []
-    for one in records:
-        key = None if one["key"] is None else bytes.fromhex(one["key"])
-        value = bytes.fromhex(one["value"])
-        arrival = Arrival(one["topic"], one["partition"], one["offset"], key, value, one["timestamp_ms"])
-        ruling = states.judge(arrival)
-        found: Json = {"verdict": ruling.verdict.value, "forward": ruling.forward}
-        if ruling.reason:
-            found["reason"] = ruling.reason.value
-        if ruling.window:
-            found["window_ms"] = [ruling.window.start_ms, ruling.window.end_ms]
-        if ruling.missing:
-            found["missing"] = list(ruling.missing)
-        if ruling.released:
-            found["released"] = list(ruling.released)
-        rulings.append(found)
-    return {"rulings": rulings, "states": {scope.decode(): value for scope, value in states.dump().items()}}
 
 
 def text(value: Json) -> str:

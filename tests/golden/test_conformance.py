@@ -1,11 +1,17 @@
 """The conformance vectors that are shipped with the schema: they are current, and reading them gives what they expect."""
 
 import json
+from dataclasses import fields
+from enum import StrEnum
 
 import pytest
 
 from envelope import Reason, Verdict
-from tests.golden.conformance import FILE, made, read_envelope, read_filter, read_hop, read_lineage, text
+from envelope.filters import EventIdFilter, ProducerFilter, SequenceFilter
+from envelope.filters.distinct import DistinctSession, DistinctTumbling
+from envelope.filters.interval import IntervalFilter
+from tests.golden.conformance import FILE, made, read_envelope, read_hop, read_lineage, text
+from tests.golden.filter_vectors import read_filter, read_maps, read_policy, rule_of
 from tests.seeds.test_001_deduplicate import EXAMPLES
 
 VECTORS = json.loads(FILE.read_text())
@@ -38,6 +44,29 @@ def test_records_give_lanes_positions_and_verdicts(one) -> None:
 @pytest.mark.parametrize("one", named("filters"))
 def test_records_give_rulings_and_a_state(one) -> None:
     assert read_filter(one["filter"], one["records"]) == {"rulings": one["rulings"], "states": one["states"]}
+
+
+@pytest.mark.parametrize("one", named("sequence_maps"))
+def test_calls_of_the_sequence_maps_give_verdicts_snapshots_and_maps(one) -> None:
+    assert read_maps(one) == {name: one[name] for name in ("returned", "pushed", "persisted", "covered")}
+
+
+@pytest.mark.parametrize("one", named("policies"))
+def test_the_most_specific_setting_of_a_policy_wins(one) -> None:
+    assert read_policy(one, list(one["enabled"])) == one["enabled"]
+
+
+@pytest.mark.parametrize(
+    "kind", [SequenceFilter, IntervalFilter, DistinctTumbling, DistinctSession, ProducerFilter, EventIdFilter]
+)
+def test_the_vectors_set_every_option_of_a_filter(kind: type) -> None:
+    rules = [rule for one in VECTORS["filters"] if type(rule := rule_of(one["filter"])) is kind]
+    for field in fields(kind):
+        found = {getattr(rule, field.name) for rule in rules}
+        if field.name == "name":  # names its states in a store, and decides nothing
+            continue
+        choices = type(next(iter(found)))
+        assert found == set(choices) if issubclass(choices, StrEnum) else len(found) > 1, field.name
 
 
 @pytest.mark.parametrize("title", EXAMPLES)

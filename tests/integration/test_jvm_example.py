@@ -5,12 +5,15 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aggregations import Fields, Flow, Topic, count
 from aggregations.local import run_local
+from envelope.filters import EventIdFilter, Filter, ProducerFilter, from_envelope
 from jobs import blame
 from persistence.kafka import KafkaSettings, Topics
 from tests.support.flows import counted
@@ -88,6 +91,35 @@ def test_records_give_lanes_and_positions(program: list[str]) -> None:
         assert fields(line) == {"lane": expected["lane"], "group": expected["group"], "position": position}
 
 
+def recorded(settings: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
+    """A filter's record as the example is asked: with the number or the stamp that an extractor has found."""
+    value = {} if settings.get("stamp") == "envelope" else json.loads(bytes.fromhex(record["value"]))
+    headers = {name: bytes.fromhex(found).decode() for name, found in record.get("headers", ())}
+    found = {name: record[name] for name in ("topic", "partition", "offset", "key") if record[name] is not None}
+    found["time"] = value[settings["time"].removeprefix("value:")] if "time" in settings else record["timestamp_ms"]
+    if settings.get("stamp") == "envelope":
+        found["value"] = record["value"]
+    elif settings["type"] == "producer":
+        found |= {name: json.dumps(one) for name, one in value.items()}
+    else:
+        number = headers.get("id") if settings.get("id") == "header:id" else value.get("id")
+        found |= {} if number is None else {"id": number}
+    return [f"{name}={one}" for name, one in found.items()]
+
+
+def test_records_give_the_rulings_and_states_of_the_sequence_and_the_producer_filter(program: list[str]) -> None:
+    vectors = [one for one in VECTORS["filters"] if one["filter"]["type"] in ("sequence", "producer")]
+    asked = []
+    for one in vectors:
+        asked.append(["filter", *(f"{name}={value}" for name, value in one["filter"].items())])
+        asked += [["judge", *recorded(one["filter"], record)] for record in one["records"]]
+        asked.append(["states"])
+    found = iter(answers(program, asked))
+    for one in vectors:
+        assert [json.loads(next(found)) for _ in one["records"]] == one["rulings"], one["name"]
+        assert json.loads(next(found)) == one["states"], one["name"]
+
+
 @contextmanager
 def running(command: list[str]) -> Iterator["subprocess.Popen[str]"]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -95,6 +127,29 @@ def running(command: list[str]) -> Iterator["subprocess.Popen[str]"]:
             yield process
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(
+    "rule", [ProducerFilter(), EventIdFilter(from_envelope("event_id"), timedelta(hours=1))], ids=lambda one: one.name
+)
+def test_a_flow_drops_what_the_producer_sends_again_after_a_crash(
+    rule: Filter[Any], program: list[str], kafka: str, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    lines, dead = topic(partitions=2, name="lines"), topic(name="dead")
+    sent = [WORDS[n % 7] for n in range(500)]
+    for first, end in ((0, 300), (250, 500)):  # it does not know whether lines 250 to 299 are in the topic
+        produce = [*program, "Produce", kafka, lines, "desk-1", str(first)]
+        text = "\n".join(sent[first:end])
+        done = subprocess.run(produce, input=text, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, f"{end - first}\n"), done.stderr
+    flow = Flow("lines").source(Topic(lines)).deduplicate(rule)
+    flow = flow.aggregate("words", "value", Fields(seen=count()))
+    with closing(World(kafka, lines, dead, tmp_path, runner=run_local)) as world:
+        report = world.run(flow)
+        found = {key.decode(): state["seen"] for key, state in world.results(flow, "words").items()}
+    assert found == Counter(sent)
+    verdicts = report.verdicts[rule.name]
+    assert (verdicts["accepted"], verdicts.total() - verdicts["accepted"]) == (500, 50)
 
 
 def test_a_flow_counts_each_word_once_although_the_republisher_is_killed_and_sends_again(

@@ -10,7 +10,7 @@ PACKAGES = ["envelope", "persistence", "aggregations", "jobs"]
 
 def test_the_wheel_holds_the_four_packages_and_nothing_else(names: set[str]) -> None:
     assert {name.partition("/")[0] for name in names} == {*PACKAGES, f"headwater-{version('headwater')}.dist-info"}
-    assert not [name for name in names if "__pycache__" in name or name.endswith(".proto")]
+    assert not [name for name in names if "__pycache__" in name]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -22,6 +22,17 @@ def test_the_wheel_holds_the_stubs_the_licence_and_the_demo_s_data(names: set[st
     assert {"envelope/envelope_pb2.py", "envelope/envelope_pb2.pyi"} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert [name for name in names if name.startswith("jobs/data/") and name.endswith(".parquet")]
+
+
+def test_the_wheel_holds_the_envelope_s_schema_and_beside_it_the_conformance_vectors(
+    names: set[str], installed
+) -> None:
+    files = ["envelope.proto", "conformance.json"]
+    assert {f"envelope/proto/headwater/envelope/v1/{name}" for name in files} == {n for n in names if "/proto/" in n}
+    [folder] = installed.python("import envelope; print(*envelope.__path__)").splitlines()
+    for name in files:
+        shipped = Path(folder, "proto/headwater/envelope/v1", name)
+        assert shipped.read_bytes() == (ROOT / "proto/headwater/envelope/v1" / name).read_bytes()
 
 
 @pytest.mark.parametrize("package", PACKAGES)
