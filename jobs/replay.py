@@ -216,6 +216,7 @@ def swap(
     sample: int = SAMPLE,
     against: Flow[Any] | None = None,
     work: Path = WORK,
+    drop_letters: bool = False,
     compared: Progress = _no_progress,
     runner: Runner = run_local,
     max_records: int = MAX_RECORDS,
@@ -243,6 +244,7 @@ def swap(
         against: The flow with the definition of the live generation, if the rebuild has another one: for the differences
             of stages whose definition has changed.
         work: Directory for copies of states while they are compared.
+        drop_letters: Give up the dead letters that the rebuild held, as `discard` does, instead of sending them.
         compared: Called with the number of states compared, and None.
         runner: What folds the records.
         max_records: Maximum number of records of one batch; 0 for no limit.
@@ -286,6 +288,7 @@ def swap(
                     found, old, new, sample=sample, work=work, against=against, progress=compared
                 ),
                 agreed=agreed,
+                drop_letters=drop_letters,
             )
 
 

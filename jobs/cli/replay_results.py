@@ -71,6 +71,8 @@ def show_swapped(done: "Swapped", *, json: bool) -> None:
         f"{counted(done.dead_letters, 'dead letter')}, {counted(done.outputs, 'held output')} and "
         f"{counted(done.states, 'published state')} sent"
     )
+    if done.dropped:
+        say(f"{counted(done.dropped, 'dead letter')} dropped: their records will not be folded")
     say(f"generation {done.live} is live; start the flow again. --rollback returns to generation {done.previous}")
 
 

@@ -15,7 +15,7 @@ from aggregations.run.plan import Plan
 from aggregations.run.start import EARLIEST, Starts
 from jobs.replaying.beginning import fill_from_snapshot
 from jobs.replaying.generations import Generations
-from jobs.replaying.leaving import send_letters, send_outputs, send_states
+from jobs.replaying.leaving import drop_letters, send_letters, send_outputs, send_states
 from jobs.replaying.planning import check_continued, check_retention, ranges_of, starts_of
 from persistence.kafka import KafkaSettings, Topics
 from persistence.manifest import Manifest, Rebuilt
@@ -34,6 +34,10 @@ class Outside(Protocol):
 
     def send_letters(self, found: Generations, generation: int) -> int:
         """Send the dead letters that the rebuild held, and return their number."""
+        ...
+
+    def drop_letters(self, found: Generations, generation: int, note: Rebuilt) -> int:
+        """Give up the dead letters that the rebuild held, and return their number."""
         ...
 
     def send_outputs(self, found: Generations, generation: int) -> int:
@@ -124,6 +128,10 @@ class Folding:
     def send_letters(self, found: Generations, generation: int) -> int:
         """Send the dead letters that the rebuild held, and return their number."""
         return send_letters(found, generation, self.kafka)
+
+    def drop_letters(self, found: Generations, generation: int, note: Rebuilt) -> int:
+        """Give up the dead letters that the rebuild held, and return their number."""
+        return drop_letters(found, generation, note)
 
     def send_outputs(self, found: Generations, generation: int) -> int:
         """Send the outputs that the rebuild held, and return their number."""

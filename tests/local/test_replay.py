@@ -158,6 +158,26 @@ def test_dead_letters_of_a_rebuild_fill_its_holes_after_the_swap(site: Site) -> 
     assert world.results(site.old, "carrier")[b"AA"]["legs"] == before + 2
 
 
+def test_dead_letters_of_a_rebuild_that_are_dropped_are_never_folded(site: Site) -> None:
+    world = site.world
+    world.send([*republished(legs(30)), *DEAD])
+    world.run(site.old)
+    site.rebuild(site.old)
+    swapped = site.swap(site.old, drop_letters=True)
+    assert (swapped.done, swapped.dropped, swapped.dead_letters) == (True, 2, 0)
+    assert site.letters() == {1: 2}
+    views = [view for stage in ("aircraft", "carrier") for view in world.views(site.old, stage).values()]
+    assert not any(view.histories.holes for view in views)
+    before = world.results(site.old, "carrier")
+    redrive(world.settings, world.dead, apply=True)
+    world.send(DEAD)
+    report = world.run(site.old)
+    assert report.records == 4
+    assert report.verdicts["aircraft"]["redriven"] == 0
+    assert site.letters() == {1: 2, 2: 2}  # of the two records that were sent again; those of generation 1 are copies
+    assert world.results(site.old, "carrier") == before
+
+
 def test_a_run_at_work_is_stopped_by_the_swap(site: Site) -> None:
     world = site.world
     world.send(republished(legs(40)))

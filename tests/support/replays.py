@@ -30,6 +30,7 @@ from jobs.replaying.author import Author
 from jobs.replaying.beginning import beginning_of, fill_from_snapshot
 from jobs.replaying.dropping import drop_generation
 from jobs.replaying.generations import Generations, begin_rebuild, generations_of, reopen, roll_back
+from jobs.replaying.leaving import drop_letters
 from jobs.replaying.results import Differences, Swapped
 from jobs.replaying.swapping import at_work, swap_rebuild
 from persistence.commit.faults import HELD, effect, use
@@ -296,6 +297,9 @@ class MemoryFolding:
     def send_letters(self, found: Generations, generation: int) -> int:
         self.meanwhile()
         return 0
+
+    def drop_letters(self, found: Generations, generation: int, note: Rebuilt) -> int:
+        return drop_letters(found, generation, note)
 
     def send_outputs(self, found: Generations, generation: int) -> int:
         """Note the outputs that were held, as `send_outputs` sends them."""
