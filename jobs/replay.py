@@ -25,16 +25,16 @@ from jobs.replaying.folding import Folding, Runner
 from jobs.replaying.generations import Generations, generations_of, pointer_of
 from jobs.replaying.planning import (
     ReplayPlan,
-    check_continued,
     check_definition,
     check_generations,
     check_open,
-    check_retention,
-    check_topics,
+    deleted_records,
     keys_of,
     live_of,
     ranges_of,
     reading_rate,
+    replaced_topics,
+    topics_since,
 )
 from jobs.replaying.results import Differences, Replayed, Swapped
 from jobs.replaying.swapping import at_work, swap_rebuild
@@ -77,7 +77,7 @@ def plan_replay(
     work: Path = WORK,
     progress: Progress = _no_progress,
 ) -> ReplayPlan:
-    """Show what a rebuild would read, or what is left of it, and make the checks that could refuse it. Nothing is written.
+    """Show what a rebuild would read, or what is left of it, and what Kafka no longer has. Nothing is written.
 
     Args:
         flow: The flow, with the definition of the new states.
@@ -101,16 +101,19 @@ def plan_replay(
     with generations_of(flow, stores) as found:
         pointer = found.pointer()
         live = live_of(found, pointer, generation)
-        redefined = _check(found, pointer, live, accept, redefine=redefine, snapshot=snapshot)
+        redefined = _check(found, pointer, live, redefine=redefine)
         check_against(found, live, against)
         if pointer.rebuild is not None:
             number = pointer.rebuild.generation
         else:
             number = found.next_unused(max(pointer.newest, live))
         begins = beginning_of(found, pointer, live, snapshot)
-        check_continued(found, live, number, accept)
         ranges = ranges_of(found, live, number, Topics(kafka), begins.manifest if begins else None)
-        check_retention(found, ranges, accept)
+        lost = [
+            *_replaced(found, pointer, live, snapshot),
+            *topics_since(found, live, number),
+            *deleted_records(found, ranges),
+        ]
         keys = keys_of(found, live, progress)
         rate = reading_rate(kafka, ranges)
         differ = None
@@ -120,6 +123,7 @@ def plan_replay(
         return ReplayPlan(
             *(flow.name, live, number, pointer.rebuild is not None, redefined, ranges, keys, rate, pointer, differ),
             snapshot=None if origin is None else origin.file,
+            lost=[one for one in lost if one.risk not in accept],
         )
 
 
@@ -181,11 +185,12 @@ def rebuild(
     with generations_of(flow, stores) as found:
         pointer = found.pointer()
         live = live_of(found, pointer, generation)
-        redefined = _check(found, pointer, live, accept, redefine=redefine, snapshot=snapshot)
+        redefined = _check(found, pointer, live, redefine=redefine)
+        refuse(_replaced(found, pointer, live, snapshot), accept)
         begins = beginning_of(found, pointer, live, snapshot)
         if pointer.rebuild is None:  # before anything is written
             ranges = ranges_of(found, live, None, Topics(kafka), begins.manifest if begins else None)
-            check_retention(found, ranges, accept)
+            refuse(deleted_records(found, ranges), accept)
         how.check()
         pointer, note = steps.begin_rebuild(
             *(found, author),
@@ -336,9 +341,8 @@ def rollback(
                 )
             return steps.reopen(found, author, pointer)
         if pointer.previous and found.manifest(pointer.previous) is not None:
-            check_continued(found, pointer.live, pointer.previous, accept)
-            ranges = ranges_of(found, pointer.live, pointer.previous, Topics(kafka))
-            check_retention(found, ranges, accept)
+            refuse(topics_since(found, pointer.live, pointer.previous), accept)
+            refuse(deleted_records(found, ranges_of(found, pointer.live, pointer.previous, Topics(kafka))), accept)
         return steps.roll_back(found, author)
 
 
@@ -362,20 +366,15 @@ def abandon(flow: Flow[Any], *, stores: Mapping[str, str], why: str, take_over: 
         return steps.abandon(found, Author.here(why), take_over=take_over)
 
 
-def _check(
-    found: Generations,
-    pointer: Pointer,
-    live: int,
-    accept: Sequence[str],
-    *,
-    redefine: bool,
-    snapshot: Path | None,
-) -> Sequence[str]:
+def _check(found: Generations, pointer: Pointer, live: int, *, redefine: bool) -> Sequence[str]:
     check_generations(found, live)
     check_open(found, pointer)
-    if pointer.rebuild is None and snapshot is None:
-        check_topics(found, live, accept)
     return check_definition(found, pointer, live, redefine=redefine)
+
+
+def _replaced(found: Generations, pointer: Pointer, live: int, snapshot: Path | None) -> list[Finding]:
+    """Topics whose former events a rebuild would miss that begins where the flow began."""
+    return replaced_topics(found, live) if pointer.rebuild is None and snapshot is None else []
 
 
 def _published(flow: Flow[Any]) -> list[Finding]:

@@ -12,11 +12,12 @@ from aggregations.engine.opening import check_arguments, outputs_of
 from aggregations.report import Report
 from aggregations.run.growth import unread_growths
 from aggregations.run.plan import Plan
+from aggregations.run.risks import refuse
 from aggregations.run.start import EARLIEST, Starts
 from jobs.replaying.beginning import fill_from_snapshot
 from jobs.replaying.generations import Generations
 from jobs.replaying.leaving import drop_letters, send_letters, send_outputs, send_states
-from jobs.replaying.planning import check_continued, check_retention, ranges_of, starts_of
+from jobs.replaying.planning import deleted_records, ranges_of, starts_of, topics_since
 from persistence.kafka import KafkaSettings, Topics
 from persistence.manifest import Manifest, Rebuilt
 from persistence.pointer import Pointer
@@ -104,9 +105,9 @@ class Folding:
         assert pointer.rebuild is not None
         generation, live, topics = pointer.rebuild.generation, pointer.live, Topics(self.kafka)
         fill_from_snapshot(found, pointer.rebuild, note)
-        check_continued(found, live, generation, self.accept)
+        refuse(topics_since(found, live, generation), self.accept)
         ranges = ranges_of(found, live, generation, topics)
-        check_retention(found, ranges, self.accept)
+        refuse(deleted_records(found, ranges), self.accept)
         begun = {topic for topic, _ in found.positions(generation)}  # a crash may leave only some topics begun
         start: Starts = starts_of([one for one in ranges if one.topic not in begun], topics) or EARLIEST
         return self.runner(
