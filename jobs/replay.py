@@ -38,6 +38,7 @@ from jobs.replaying.planning import (
 )
 from jobs.replaying.results import Differences, Replayed, Swapped
 from jobs.replaying.swapping import at_work, swap_rebuild
+from jobs.snapshot_places import Place
 from persistence.findings import Finding
 from persistence.kafka import KafkaSettings, Topics
 from persistence.pointer import Pointer
@@ -70,7 +71,7 @@ def plan_replay(
     stores: Mapping[str, str],
     generation: int | None = None,
     redefine: bool = False,
-    snapshot: Path | None = None,
+    snapshot: Place | None = None,
     accept: Sequence[str] = (),
     sample: int = SAMPLE,
     against: Flow[Any] | None = None,
@@ -136,7 +137,7 @@ def rebuild(
     dead_letters: str | None = None,
     generation: int | None = None,
     redefine: bool = False,
-    snapshot: Path | None = None,
+    snapshot: Place | None = None,
     outputs: bool | None = None,
     accept: Sequence[str] = (),
     take_over: bool = False,
@@ -180,7 +181,7 @@ def rebuild(
     """
     check_accept(flow.name, stores, accept)
     stop = stop or threading.Event()
-    how = Folding(flow, kafka, stores, dead_letters, runner, accept, max_records, progress, planned, stop)
+    how = Folding(flow, kafka, stores, dead_letters, runner, accept, max_records, progress, planned, stop, snapshot)
     author = Author.here(why)
     with generations_of(flow, stores) as found:
         pointer = found.pointer()
@@ -372,7 +373,7 @@ def _check(found: Generations, pointer: Pointer, live: int, *, redefine: bool) -
     return check_definition(found, pointer, live, redefine=redefine)
 
 
-def _replaced(found: Generations, pointer: Pointer, live: int, snapshot: Path | None) -> list[Finding]:
+def _replaced(found: Generations, pointer: Pointer, live: int, snapshot: Place | None) -> list[Finding]:
     """Topics whose former events a rebuild would miss that begins where the flow began."""
     return replaced_topics(found, live) if pointer.rebuild is None and snapshot is None else []
 

@@ -183,13 +183,14 @@ def replay(
     from jobs import settings
     from jobs.directory import Directory
     from jobs.loading import files_of, load_flow
+    from jobs.snapshot_places import place_of
 
     found, here = load_flow(flow), Directory.load()
     other = None if against is None else load_flow(against)
     chosen = settings.of_flow(found, store, dead_letters=dead_letters, journal=journal, directory=here)
     for line in chosen.lines():
         say(line)
-    risks = accept or ()
+    risks, begins = accept or (), None if snapshot is None else place_of(snapshot)
     if mode == "--abandon":
         show_pointer(verbs.abandon(found, stores=chosen.stores, why=reason or "", take_over=take_over), json=json)
         return
@@ -214,7 +215,7 @@ def replay(
             keys=key or (),
             apply=apply,
             reason=reason,
-            snapshot=snapshot,
+            snapshot=begins,
             accept=risks,
             sample=sample,
             work=work,
@@ -235,7 +236,7 @@ def replay(
                 stores=chosen.stores,
                 generation=chosen.generation,
                 redefine=redefine,
-                snapshot=snapshot,
+                snapshot=begins,
                 accept=risks,
                 sample=sample,
                 against=other,
@@ -262,7 +263,7 @@ def replay(
         )
         options |= {"progress": reports.batch, "planned": reports.plan, "stop": stop}
         if mode == "--apply":
-            options |= {"redefine": redefine, "snapshot": snapshot, "outputs": _SENDS.get(outputs or "")}
+            options |= {"redefine": redefine, "snapshot": begins, "outputs": _SENDS.get(outputs or "")}
             show_rebuilt(verbs.rebuild(found, **options), json=json)
         else:
             options |= {"drop_letters": letters == "drop"}

@@ -18,6 +18,7 @@ from jobs.replaying.beginning import fill_from_snapshot
 from jobs.replaying.generations import Generations
 from jobs.replaying.leaving import drop_letters, send_letters, send_outputs, send_states
 from jobs.replaying.planning import deleted_records, ranges_of, starts_of, topics_since
+from jobs.snapshot_places import Place
 from persistence.kafka import KafkaSettings, Topics
 from persistence.manifest import Manifest, Rebuilt
 from persistence.pointer import Pointer
@@ -88,6 +89,7 @@ class Folding:
     progress: Callable[[Report], None] | None
     planned: Callable[[Plan], None] | None
     stop: threading.Event
+    snapshot: Place | None = None
 
     def check(self) -> None:
         """Check the arguments, and the topics that the swap sends to, before anything is written.
@@ -104,7 +106,7 @@ class Folding:
         """Fold the rebuild up to what the live generation has read."""
         assert pointer.rebuild is not None
         generation, live, topics = pointer.rebuild.generation, pointer.live, Topics(self.kafka)
-        fill_from_snapshot(found, pointer.rebuild, note)
+        fill_from_snapshot(found, pointer.rebuild, note, self.snapshot)
         refuse(topics_since(found, live, generation), self.accept)
         ranges = ranges_of(found, live, generation, topics)
         refuse(deleted_records(found, ranges), self.accept)
