@@ -29,6 +29,7 @@ from jobs.refolding.workspace import workspace
 from jobs.replaying.author import Author
 from jobs.replaying.folding import growths_of
 from jobs.replaying.generations import Generations
+from jobs.snapshot_places import Place, shown
 from jobs.table.view import key_as_text
 from persistence.commit.faults import MEND, effect
 from persistence.kafka import AcknowledgedProducer, KafkaSettings
@@ -63,7 +64,7 @@ class Mended:
     generation: int
     stage: str
     batch: int
-    snapshot: Path | None
+    snapshot: Place | None
     history: History
     folded: Folded
     comparison: Comparison
@@ -85,7 +86,7 @@ class Mended:
             "generation": self.generation,
             "stage": self.stage,
             "batch": self.batch,
-            "snapshot": None if self.snapshot is None else str(self.snapshot),
+            "snapshot": None if self.snapshot is None else shown(self.snapshot),
             "ranges": self.history.as_json(),
             "folded": self.folded.as_json(),
             "stages": self.comparison.as_json(),
@@ -106,7 +107,7 @@ def mend(
     apply: bool = False,
     why: str = "",
     generation: int | None = None,
-    snapshot: Path | None = None,
+    snapshot: Place | None = None,
     journal: str | None = None,
     accept: Sequence[str] = (),
     sample: int = SAMPLE,

@@ -25,19 +25,20 @@ from jobs.replaying.folding import Folding, Runner
 from jobs.replaying.generations import Generations, generations_of, pointer_of
 from jobs.replaying.planning import (
     ReplayPlan,
-    check_continued,
     check_definition,
     check_generations,
     check_open,
-    check_retention,
-    check_topics,
+    deleted_records,
     keys_of,
     live_of,
     ranges_of,
     reading_rate,
+    replaced_topics,
+    topics_since,
 )
 from jobs.replaying.results import Differences, Replayed, Swapped
 from jobs.replaying.swapping import at_work, swap_rebuild
+from jobs.snapshot_places import Place
 from persistence.findings import Finding
 from persistence.kafka import KafkaSettings, Topics
 from persistence.pointer import Pointer
@@ -70,14 +71,14 @@ def plan_replay(
     stores: Mapping[str, str],
     generation: int | None = None,
     redefine: bool = False,
-    snapshot: Path | None = None,
+    snapshot: Place | None = None,
     accept: Sequence[str] = (),
     sample: int = SAMPLE,
     against: Flow[Any] | None = None,
     work: Path = WORK,
     progress: Progress = _no_progress,
 ) -> ReplayPlan:
-    """Show what a rebuild would read, or what is left of it, and make the checks that could refuse it. Nothing is written.
+    """Show what a rebuild would read, or what is left of it, and what Kafka no longer has. Nothing is written.
 
     Args:
         flow: The flow, with the definition of the new states.
@@ -101,16 +102,19 @@ def plan_replay(
     with generations_of(flow, stores) as found:
         pointer = found.pointer()
         live = live_of(found, pointer, generation)
-        redefined = _check(found, pointer, live, accept, redefine=redefine, snapshot=snapshot)
+        redefined = _check(found, pointer, live, redefine=redefine)
         check_against(found, live, against)
         if pointer.rebuild is not None:
             number = pointer.rebuild.generation
         else:
             number = found.next_unused(max(pointer.newest, live))
         begins = beginning_of(found, pointer, live, snapshot)
-        check_continued(found, live, number, accept)
         ranges = ranges_of(found, live, number, Topics(kafka), begins.manifest if begins else None)
-        check_retention(found, ranges, accept)
+        lost = [
+            *_replaced(found, pointer, live, snapshot),
+            *topics_since(found, live, number),
+            *deleted_records(found, ranges),
+        ]
         keys = keys_of(found, live, progress)
         rate = reading_rate(kafka, ranges)
         differ = None
@@ -120,6 +124,7 @@ def plan_replay(
         return ReplayPlan(
             *(flow.name, live, number, pointer.rebuild is not None, redefined, ranges, keys, rate, pointer, differ),
             snapshot=None if origin is None else origin.file,
+            lost=[one for one in lost if one.risk not in accept],
         )
 
 
@@ -132,7 +137,7 @@ def rebuild(
     dead_letters: str | None = None,
     generation: int | None = None,
     redefine: bool = False,
-    snapshot: Path | None = None,
+    snapshot: Place | None = None,
     outputs: bool | None = None,
     accept: Sequence[str] = (),
     take_over: bool = False,
@@ -176,16 +181,17 @@ def rebuild(
     """
     check_accept(flow.name, stores, accept)
     stop = stop or threading.Event()
-    how = Folding(flow, kafka, stores, dead_letters, runner, accept, max_records, progress, planned, stop)
+    how = Folding(flow, kafka, stores, dead_letters, runner, accept, max_records, progress, planned, stop, snapshot)
     author = Author.here(why)
     with generations_of(flow, stores) as found:
         pointer = found.pointer()
         live = live_of(found, pointer, generation)
-        redefined = _check(found, pointer, live, accept, redefine=redefine, snapshot=snapshot)
+        redefined = _check(found, pointer, live, redefine=redefine)
+        refuse(_replaced(found, pointer, live, snapshot), accept)
         begins = beginning_of(found, pointer, live, snapshot)
         if pointer.rebuild is None:  # before anything is written
             ranges = ranges_of(found, live, None, Topics(kafka), begins.manifest if begins else None)
-            check_retention(found, ranges, accept)
+            refuse(deleted_records(found, ranges), accept)
         how.check()
         pointer, note = steps.begin_rebuild(
             *(found, author),
@@ -216,6 +222,7 @@ def swap(
     sample: int = SAMPLE,
     against: Flow[Any] | None = None,
     work: Path = WORK,
+    drop_letters: bool = False,
     compared: Progress = _no_progress,
     runner: Runner = run_local,
     max_records: int = MAX_RECORDS,
@@ -243,6 +250,7 @@ def swap(
         against: The flow with the definition of the live generation, if the rebuild has another one: for the differences
             of stages whose definition has changed.
         work: Directory for copies of states while they are compared.
+        drop_letters: Give up the dead letters that the rebuild held, as `discard` does, instead of sending them.
         compared: Called with the number of states compared, and None.
         runner: What folds the records.
         max_records: Maximum number of records of one batch; 0 for no limit.
@@ -286,6 +294,7 @@ def swap(
                     found, old, new, sample=sample, work=work, against=against, progress=compared
                 ),
                 agreed=agreed,
+                drop_letters=drop_letters,
             )
 
 
@@ -333,9 +342,8 @@ def rollback(
                 )
             return steps.reopen(found, author, pointer)
         if pointer.previous and found.manifest(pointer.previous) is not None:
-            check_continued(found, pointer.live, pointer.previous, accept)
-            ranges = ranges_of(found, pointer.live, pointer.previous, Topics(kafka))
-            check_retention(found, ranges, accept)
+            refuse(topics_since(found, pointer.live, pointer.previous), accept)
+            refuse(deleted_records(found, ranges_of(found, pointer.live, pointer.previous, Topics(kafka))), accept)
         return steps.roll_back(found, author)
 
 
@@ -359,20 +367,15 @@ def abandon(flow: Flow[Any], *, stores: Mapping[str, str], why: str, take_over: 
         return steps.abandon(found, Author.here(why), take_over=take_over)
 
 
-def _check(
-    found: Generations,
-    pointer: Pointer,
-    live: int,
-    accept: Sequence[str],
-    *,
-    redefine: bool,
-    snapshot: Path | None,
-) -> Sequence[str]:
+def _check(found: Generations, pointer: Pointer, live: int, *, redefine: bool) -> Sequence[str]:
     check_generations(found, live)
     check_open(found, pointer)
-    if pointer.rebuild is None and snapshot is None:
-        check_topics(found, live, accept)
     return check_definition(found, pointer, live, redefine=redefine)
+
+
+def _replaced(found: Generations, pointer: Pointer, live: int, snapshot: Place | None) -> list[Finding]:
+    """Topics whose former events a rebuild would miss that begins where the flow began."""
+    return replaced_topics(found, live) if pointer.rebuild is None and snapshot is None else []
 
 
 def _published(flow: Flow[Any]) -> list[Finding]:

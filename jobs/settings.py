@@ -203,19 +203,20 @@ def of_flow(
     return FlowSettings(bind(flow, urls), letters, number, origins, entries)
 
 
-def check_shared(what: str, url: str) -> None:
+def check_shared(what: str, url: str, option: str = "--store") -> None:
     """Refuse a store that ends with this process.
 
     Args:
         what: What it is, for the error.
         url: Its URL.
+        option: The option that names another one.
 
     Raises:
         UsageError: It is in memory.
     """
     with closing(open_store(url)) as store:
         if not store.capabilities.shared:
-            raise UsageError(f"{what} is in the memory of one process: give another one with --store URL")
+            raise UsageError(f"{what} is in the memory of one process: give another one with {option} URL")
 
 
 def _given(texts: Sequence[str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import BinaryIO, Final, TypeAlias
+from typing import BinaryIO, Final, Protocol, TypeAlias
 
 import google_crc32c
 import msgspec
@@ -84,6 +84,14 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Header | _Block | _End)
 
 
+class Written(Protocol):
+    """What a snapshot is written to."""
+
+    def write(self, data: bytes, /) -> int:
+        """Write the next bytes."""
+        ...
+
+
 class SnapshotWriter:
     """Writes a snapshot.
 
@@ -101,7 +109,7 @@ class SnapshotWriter:
 
     def __init__(
         self,
-        file: BinaryIO,
+        file: Written,
         ref: FlowRef,
         manifest: Manifest,
         *,

@@ -1,7 +1,7 @@
 """Dead letters of a rebuild: held in its store until the swap, since until then the live generation has its own.
 
-They cannot be dropped. A dead letter belongs to the generation that rejected its record, so those of the live generation
-do not fill the holes of the rebuild. Outputs can: the rebuild reads no record beyond the live generation's manifest, and
+A dead letter belongs to the generation that rejected its record, so those of the live generation do not fill the holes of
+the rebuild: to drop the rebuild's own means to fill these holes. Outputs need not be held: the rebuild reads no record beyond the live generation's manifest, and
 that generation published the outputs of these records before it wrote the manifest. If the new definition makes other
 outputs, they can be held as well (`aggregations.run.held_outputs`). States of windows that have closed always are: the
 rebuild may have other ones than the live generation.

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from aggregations.definition.flow import Flow
     from jobs.mending import Mended
     from jobs.settings import FlowSettings
+    from jobs.snapshot_places import Place
     from persistence.kafka import KafkaSettings
 
 KeysToMend: TypeAlias = Annotated[
@@ -42,7 +43,7 @@ def mend_keys(
     keys: Sequence[str],
     apply: bool,
     reason: str | None,
-    snapshot: Path | None,
+    snapshot: "Place | None",
     accept: Sequence[str],
     sample: int,
     work: Path,

@@ -199,12 +199,12 @@ Work: TypeAlias = Annotated[
     ),
 ]
 FromSnapshot: TypeAlias = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--snapshot",
-        metavar="FILE",
-        parser=path_of,
-        help="Begin with this file of `headwater snapshot` instead of the flow's start.",
+        metavar="FILE|URL#NAME",
+        callback=filled,
+        help="Begin with this snapshot of `headwater snapshot` instead of the flow's start.",
         show_default=False,
     ),
 ]

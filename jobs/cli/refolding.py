@@ -140,6 +140,7 @@ def audit(
     from jobs.directory import Directory
     from jobs.loading import load_flow
     from jobs.refolding.audit import audit as run
+    from jobs.snapshot_places import place_of
     from jobs.table.view import key_of
 
     found, here = load_flow(flow), Directory.load()
@@ -153,7 +154,7 @@ def audit(
             kafka=kafka,
             stores=chosen.stores,
             generation=chosen.generation,
-            snapshot=snapshot,
+            snapshot=None if snapshot is None else place_of(snapshot),
             journal=chosen.journal,
             stages=stage or (),
             keys=[key_of(one) for one in key or ()],

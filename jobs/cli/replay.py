@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _PLAN: Final = "a plan"
 _KEYS: Final = "--key"
-_OUTPUTS: Final = {"send": True, "drop": False}
+_SENDS: Final = {"send": True, "drop": False}
 
 
 def replay(
@@ -102,6 +102,14 @@ def replay(
             show_default=False,
         ),
     ] = None,
+    letters: Annotated[
+        str | None,
+        typer.Option(
+            metavar="send|drop",
+            help="What the swap does with the rebuild's dead letters: send them, unless this says drop.",
+            show_default=False,
+        ),
+    ] = None,
     sample: Sample = SAMPLE,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Take over from a process on another machine that has crashed.")
@@ -148,6 +156,7 @@ def replay(
             "--redefine": (redefine, (_PLAN, "--apply")),
             "--snapshot": (snapshot, (_PLAN, "--apply", _KEYS)),
             "--outputs": (outputs, ("--apply",)),
+            "--letters": (letters, ("--swap",)),
             "--against": (against, (_PLAN, "--swap")),
             "--sample": (sample != SAMPLE, (_PLAN, "--swap", _KEYS)),
             "--stage": (stage, (_KEYS,)),
@@ -164,8 +173,9 @@ def replay(
     )
     if mode not in (_PLAN, _KEYS) and reason is None:
         raise UsageError(f"{mode}: give --reason, which is kept with the change")
-    if outputs not in (None, *_OUTPUTS):
-        raise UsageError(f"--outputs {outputs}: give send or drop")
+    for option, given in (("--outputs", outputs), ("--letters", letters)):
+        if given not in (None, *_SENDS):
+            raise UsageError(f"{option} {given}: give send or drop")
     check_runner(runner, master=master, conf=conf)
     spark = spark_ahead(master, conf or ()) if mode in ("--apply", "--swap") and runner == SPARK else {}
 
@@ -173,13 +183,14 @@ def replay(
     from jobs import settings
     from jobs.directory import Directory
     from jobs.loading import files_of, load_flow
+    from jobs.snapshot_places import place_of
 
     found, here = load_flow(flow), Directory.load()
     other = None if against is None else load_flow(against)
     chosen = settings.of_flow(found, store, dead_letters=dead_letters, journal=journal, directory=here)
     for line in chosen.lines():
         say(line)
-    risks = accept or ()
+    risks, begins = accept or (), None if snapshot is None else place_of(snapshot)
     if mode == "--abandon":
         show_pointer(verbs.abandon(found, stores=chosen.stores, why=reason or "", take_over=take_over), json=json)
         return
@@ -204,7 +215,7 @@ def replay(
             keys=key or (),
             apply=apply,
             reason=reason,
-            snapshot=snapshot,
+            snapshot=begins,
             accept=risks,
             sample=sample,
             work=work,
@@ -225,7 +236,7 @@ def replay(
                 stores=chosen.stores,
                 generation=chosen.generation,
                 redefine=redefine,
-                snapshot=snapshot,
+                snapshot=begins,
                 accept=risks,
                 sample=sample,
                 against=other,
@@ -233,7 +244,7 @@ def replay(
             )
         show_plan(plan, json=json)
         return
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "kafka": kafka,
         "stores": chosen.stores,
         "why": reason or "",
@@ -250,13 +261,14 @@ def replay(
         on_signals(
             stop.set, "stopping after this batch; a second signal stops immediately", idle=lambda: not reports.begun
         )
-        given |= {"progress": reports.batch, "planned": reports.plan, "stop": stop}
+        options |= {"progress": reports.batch, "planned": reports.plan, "stop": stop}
         if mode == "--apply":
-            given |= {"redefine": redefine, "snapshot": snapshot, "outputs": _OUTPUTS.get(outputs or "")}
-            show_rebuilt(verbs.rebuild(found, **given), json=json)
+            options |= {"redefine": redefine, "snapshot": begins, "outputs": _SENDS.get(outputs or "")}
+            show_rebuilt(verbs.rebuild(found, **options), json=json)
         else:
+            options |= {"drop_letters": letters == "drop"}
             show_swapped(
-                verbs.swap(found, agreed=partial(shown, json=json), sample=sample, against=other, **given), json=json
+                verbs.swap(found, agreed=partial(shown, json=json), sample=sample, against=other, **options), json=json
             )
 
 

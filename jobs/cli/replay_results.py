@@ -8,6 +8,7 @@ from jobs.screen import counted, emit, say, table
 
 if TYPE_CHECKING:
     from jobs.replay import Differences, Replayed, ReplayPlan, Swapped
+    from jobs.replaying.planning import RebuildRange
     from persistence.pointer import Change, Pointer
 
 
@@ -17,7 +18,7 @@ def show_plan(plan: "ReplayPlan", *, json: bool) -> None:
         emit(plan.as_json())
         return
     table(
-        ((one.topic, one.partition, one.start, one.end, one.records, one.deleted) for one in plan.ranges),
+        ((one.topic, one.partition, one.start, one.end, one.records, _deleted(one)) for one in plan.ranges),
         ["topic", "partition", "from", "to", "offsets", "deleted"],
         left=["topic"],
     )
@@ -37,8 +38,15 @@ def show_plan(plan: "ReplayPlan", *, json: bool) -> None:
         say(f"a process may be at work on the rebuild: {plan.pointer.rebuild.process}")
     if plan.snapshot is not None:
         say(f"the rebuild begins with the snapshot {plan.snapshot}")
+    for one in plan.lost:
+        say(f"--apply would be refused: {one.what}. {one.remedy} (--accept {one.risk})")
     continued = "continues the rebuild of" if plan.begun else "rebuilds"
     say(f"generation {plan.live} is live; --apply {continued} generation {plan.generation}")
+
+
+def _deleted(one: "RebuildRange") -> str:
+    """Number of offsets that Kafka has deleted, and which."""
+    return f"{one.deleted} ({one.start} to {one.first - 1})" if one.deleted else "0"
 
 
 def show_rebuilt(done: "Replayed", *, json: bool) -> None:
@@ -71,6 +79,8 @@ def show_swapped(done: "Swapped", *, json: bool) -> None:
         f"{counted(done.dead_letters, 'dead letter')}, {counted(done.outputs, 'held output')} and "
         f"{counted(done.states, 'published state')} sent"
     )
+    if done.dropped:
+        say(f"{counted(done.dropped, 'dead letter')} dropped: their records will not be folded")
     say(f"generation {done.live} is live; start the flow again. --rollback returns to generation {done.previous}")
 
 

@@ -1,6 +1,6 @@
 """Discards dead letters: fills their holes and removes them from the ledger, without folding them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -67,36 +67,56 @@ def discard(
         StoreError: A store cannot be reached, or a newer run has begun.
         RunRefusedError: The stores are inconsistent with the flow.
     """
-    found, result = Letters(settings, letters), Discarded()
+    found = Letters(settings, letters)
     opened = begin(flow, stores, generation=generation) if apply else look(flow, stores, generation=generation)
     with closing(opened) as run:
-        meant = _meant(found, run, selection or Selection(), result, progress)
-        while batch := dict(islice(meant, _BATCH)):
-            # Items of one record may have been rejected at several stages: one dead letter for each.
-            for stage in sorted({stage for stage, _ in batch}):
-                letters_of = {node: letter for (at, node), letter in batch.items() if at == stage}
-                _fill(run, letters_of, result, apply=apply)
+        result = give_up(run, _counted(found, progress), selection=selection or Selection(), apply=apply)
         if apply:
             with suppress(StoreError):  # the work is done; without a clean end the next run only doubts needlessly
                 run.finish()
     return result
 
 
+def give_up(run: Run, letters: Iterable[StoredDeadLetter], *, selection: Selection, apply: bool) -> Discarded:
+    """Fill the holes of dead letters; see `discard`.
+
+    Args:
+        run: A run of the flow that rejected them; with `apply` it holds the epoch.
+        letters: The dead letters, and others.
+        selection: Which of them to discard.
+        apply: Write the changes; otherwise only count them.
+
+    Raises:
+        StoreError: A store does not answer, or a newer run has begun.
+    """
+    result = Discarded()
+    meant = _meant(letters, run, selection, result)
+    while batch := dict(islice(meant, _BATCH)):
+        # Items of one record may have been rejected at several stages: one dead letter for each.
+        for stage in sorted({stage for stage, _ in batch}):
+            letters_of = {node: letter for (at, node), letter in batch.items() if at == stage}
+            _fill(run, letters_of, result, apply=apply)
+    return result
+
+
+def _counted(letters: Letters, progress: Callable[[int, int], None] | None) -> Iterator[StoredDeadLetter]:
+    for done, letter in enumerate(letters, start=1):
+        if progress is not None:
+            progress(done, letters.total)
+        yield letter
+    if progress is not None:  # the notes of earlier redrives are not dead letters
+        progress(letters.total, letters.total)
+
+
 def _meant(
-    letters: Letters,
-    run: Run,
-    selection: Selection,
-    result: Discarded,
-    progress: Callable[[int, int], None] | None,
+    letters: Iterable[StoredDeadLetter], run: Run, selection: Selection, result: Discarded
 ) -> Iterator[tuple[tuple[str, Node], tuple[StoredDeadLetter, DeadLetterHeaders]]]:
     """The dead letters of one generation of a flow, by stage and original coordinates: a crash may write one twice.
 
     Those of a topic that the flow no longer reads beside others are left.
     """
     flow = run.flow
-    for done, letter in enumerate(letters, start=1):
-        if progress is not None:
-            progress(done, letters.total)
+    for letter in letters:
         if (facts := letter.facts) is None:
             result.foreign += 1
             continue
@@ -106,8 +126,6 @@ def _meant(
         else:
             node = Node(facts.topic, facts.partition, facts.offset, facts.topic_id)
             yield (facts.stage, node), (letter, facts)
-    if progress is not None:  # the notes of earlier redrives are not dead letters
-        progress(letters.total, letters.total)
 
 
 def _fill(

@@ -22,6 +22,7 @@ from jobs.refolding.ordered import OrderedCopy, State
 from jobs.refolding.rows import Rows, check_met, chosen_stages, latest_removal, states_of
 from jobs.refolding.turns import Ends, TurnsUnknownError, recorded_turns, spanned
 from jobs.refolding.workspace import workspace
+from jobs.snapshot_places import Place, shown
 from persistence.kafka import KafkaSettings
 from persistence.manifest import Manifest
 
@@ -50,7 +51,7 @@ class Audit:
     flow: str
     generation: int
     batch: int
-    snapshot: Path | None
+    snapshot: Place | None
     history: History
     live: dict[str, int]
     folded: Folded
@@ -71,7 +72,7 @@ class Audit:
             "flow": self.flow,
             "generation": self.generation,
             "batch": self.batch,
-            "snapshot": None if self.snapshot is None else str(self.snapshot),
+            "snapshot": None if self.snapshot is None else shown(self.snapshot),
             "ranges": self.history.as_json(),
             "live": self.live,
             "folded": self.folded.as_json(),
@@ -90,7 +91,7 @@ def audit(
     kafka: KafkaSettings,
     stores: Mapping[str, str],
     generation: int | None = None,
-    snapshot: Path | None = None,
+    snapshot: Place | None = None,
     journal: str | None = None,
     stages: Sequence[str] = (),
     keys: Sequence[bytes] = (),

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 from aggregations.definition.flow import Flow
@@ -11,6 +10,7 @@ from aggregations.run.begin import look
 from aggregations.run.restore import SNAPSHOT_VERSIONS
 from aggregations.run.run import Run
 from jobs.backup import restore
+from jobs.snapshot_places import Place
 from persistence.manifest import Manifest
 
 
@@ -35,7 +35,7 @@ def look_at_live(flow: Flow[Any], stores: Mapping[str, str], generation: int | N
         ) from error
 
 
-def restored(flow: Flow[Any], stores: Mapping[str, str], snapshot: Path | None, generation: int) -> Manifest | None:
+def restored(flow: Flow[Any], stores: Mapping[str, str], snapshot: Place | None, generation: int) -> Manifest | None:
     """Fill stores from a snapshot, and return its manifest; None without a snapshot."""
     if snapshot is None:
         return None

@@ -10,6 +10,8 @@ from aggregations.run.restore import begin_with_snapshot, check_made_by
 from jobs.backup import opened_snapshot
 from jobs.environment import UsageError
 from jobs.replaying.generations import Generations, check_origin
+from jobs.snapshot_places import Place, place_of, shown
+from persistence.errors import InvalidUrl
 from persistence.manifest import Manifest, Rebuilt
 from persistence.pointer import Origin, Pointer, Rebuild
 from persistence.snapshot_file import SnapshotReader
@@ -28,7 +30,7 @@ class Beginning:
     manifest: Manifest
 
 
-def beginning_of(found: Generations, pointer: Pointer, live: int, snapshot: Path | None) -> Beginning | None:
+def beginning_of(found: Generations, pointer: Pointer, live: int, snapshot: Place | None) -> Beginning | None:
     """What a rebuild begins with, or began with.
 
     Args:
@@ -49,14 +51,14 @@ def beginning_of(found: Generations, pointer: Pointer, live: int, snapshot: Path
     if snapshot is None:
         if rebuild is None or rebuild.origin is None or _has_begun(found, rebuild.generation):
             return None
-        with _opened(found, rebuild) as reader:
+        with _opened(found, rebuild, None) as reader:
             return Beginning(rebuild.origin, reader.header.manifest)
-    with opened_snapshot(snapshot) as reader:
+    with opened_snapshot(snapshot, found.flow.name) as reader:
         header, manifest = reader.header, reader.header.manifest
         check_made_by(found.flow, header)
         _check_not_ahead(found, live, manifest)
         earlier = manifest.rebuilt.continues if manifest.rebuilt else ()
-        origin = Origin(str(snapshot.absolute()), reader.checksum, (header.generation, *earlier))
+        origin = Origin(shown(_absolute(snapshot)), reader.checksum, (header.generation, *earlier))
     if rebuild is not None:
         check_origin(found.ref(rebuild.generation), rebuild, origin)
         if _has_begun(found, rebuild.generation):
@@ -64,13 +66,14 @@ def beginning_of(found: Generations, pointer: Pointer, live: int, snapshot: Path
     return Beginning(origin, manifest)
 
 
-def fill_from_snapshot(found: Generations, rebuild: Rebuild, note: Rebuilt) -> None:
+def fill_from_snapshot(found: Generations, rebuild: Rebuild, note: Rebuilt, given: Place | None = None) -> None:
     """Write the snapshot that a rebuild begins with into its generation, unless this is done. After a crash, repeat it.
 
     Args:
         found: The generations.
         rebuild: The rebuild.
         note: The note for its manifests.
+        given: Where the snapshot is, if this command was told; None for where it was when the rebuild began.
 
     Raises:
         RunRefusedError: The file cannot be read any more, or is another one.
@@ -78,8 +81,12 @@ def fill_from_snapshot(found: Generations, rebuild: Rebuild, note: Rebuilt) -> N
     """
     if rebuild.origin is None or _has_begun(found, rebuild.generation):
         return
-    with _opened(found, rebuild) as reader:
+    with _opened(found, rebuild, given) as reader:
         begin_with_snapshot(found.flow, found.run.urls, reader, generation=rebuild.generation, note=note)
+
+
+def _absolute(place: Place) -> Place:
+    return place.absolute() if isinstance(place, Path) else place
 
 
 def _has_begun(found: Generations, generation: int) -> bool:
@@ -88,20 +95,22 @@ def _has_begun(found: Generations, generation: int) -> bool:
 
 
 @contextmanager
-def _opened(found: Generations, rebuild: Rebuild) -> Iterator[SnapshotReader]:
+def _opened(found: Generations, rebuild: Rebuild, given: Place | None) -> Iterator[SnapshotReader]:
     """The snapshot that a rebuild began with."""
     assert rebuild.origin is not None
-    path = Path(rebuild.origin.file)
+    place = place_of(rebuild.origin.file) if given is None else given
     again = (
         f"{found.ref(rebuild.generation)}: its rebuild began with a snapshot and does not have all of its states yet"
     )
+    if given is None and "://...@" in rebuild.origin.file:
+        raise RunRefusedError(f"{again}. Give it with --snapshot: the password of its store is not kept")
     try:
-        with opened_snapshot(path) as reader:
+        with opened_snapshot(place, found.flow.name) as reader:
             if reader.checksum != rebuild.origin.checksum:
-                raise RunRefusedError(f"{again}, and {path} is another one. Give the file with --snapshot")
+                raise RunRefusedError(f"{again}, and {shown(place)} is another one. Give it with --snapshot")
             yield reader
-    except UsageError as error:
-        raise RunRefusedError(f"{again}. Give the file with --snapshot: {error}") from error
+    except (UsageError, InvalidUrl) as error:
+        raise RunRefusedError(f"{again}. Give it with --snapshot: {error}") from error
 
 
 def _check_not_ahead(found: Generations, live: int, manifest: Manifest) -> None:

@@ -12,11 +12,13 @@ from aggregations.engine.opening import check_arguments, outputs_of
 from aggregations.report import Report
 from aggregations.run.growth import unread_growths
 from aggregations.run.plan import Plan
+from aggregations.run.risks import refuse
 from aggregations.run.start import EARLIEST, Starts
 from jobs.replaying.beginning import fill_from_snapshot
 from jobs.replaying.generations import Generations
-from jobs.replaying.leaving import send_letters, send_outputs, send_states
-from jobs.replaying.planning import check_continued, check_retention, ranges_of, starts_of
+from jobs.replaying.leaving import drop_letters, send_letters, send_outputs, send_states
+from jobs.replaying.planning import deleted_records, ranges_of, starts_of, topics_since
+from jobs.snapshot_places import Place
 from persistence.kafka import KafkaSettings, Topics
 from persistence.manifest import Manifest, Rebuilt
 from persistence.pointer import Pointer
@@ -34,6 +36,10 @@ class Outside(Protocol):
 
     def send_letters(self, found: Generations, generation: int) -> int:
         """Send the dead letters that the rebuild held, and return their number."""
+        ...
+
+    def drop_letters(self, found: Generations, generation: int, note: Rebuilt) -> int:
+        """Give up the dead letters that the rebuild held, and return their number."""
         ...
 
     def send_outputs(self, found: Generations, generation: int) -> int:
@@ -83,6 +89,7 @@ class Folding:
     progress: Callable[[Report], None] | None
     planned: Callable[[Plan], None] | None
     stop: threading.Event
+    snapshot: Place | None = None
 
     def check(self) -> None:
         """Check the arguments, and the topics that the swap sends to, before anything is written.
@@ -99,10 +106,10 @@ class Folding:
         """Fold the rebuild up to what the live generation has read."""
         assert pointer.rebuild is not None
         generation, live, topics = pointer.rebuild.generation, pointer.live, Topics(self.kafka)
-        fill_from_snapshot(found, pointer.rebuild, note)
-        check_continued(found, live, generation, self.accept)
+        fill_from_snapshot(found, pointer.rebuild, note, self.snapshot)
+        refuse(topics_since(found, live, generation), self.accept)
         ranges = ranges_of(found, live, generation, topics)
-        check_retention(found, ranges, self.accept)
+        refuse(deleted_records(found, ranges), self.accept)
         begun = {topic for topic, _ in found.positions(generation)}  # a crash may leave only some topics begun
         start: Starts = starts_of([one for one in ranges if one.topic not in begun], topics) or EARLIEST
         return self.runner(
@@ -124,6 +131,10 @@ class Folding:
     def send_letters(self, found: Generations, generation: int) -> int:
         """Send the dead letters that the rebuild held, and return their number."""
         return send_letters(found, generation, self.kafka)
+
+    def drop_letters(self, found: Generations, generation: int, note: Rebuilt) -> int:
+        """Give up the dead letters that the rebuild held, and return their number."""
+        return drop_letters(found, generation, note)
 
     def send_outputs(self, found: Generations, generation: int) -> int:
         """Send the outputs that the rebuild held, and return their number."""

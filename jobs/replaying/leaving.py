@@ -1,7 +1,7 @@
 """What a rebuild sends when it becomes live: what it held, and the states that the flow publishes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Final, TypeAlias
@@ -11,15 +11,23 @@ from aggregations.definition.sessions import SessionWindow, are_sessions, row_ke
 from aggregations.definition.windows import Window
 from aggregations.engine.held import HELD as LETTERS
 from aggregations.engine.held import HeldLetter, forget_held, held_letters
+from aggregations.errors import RunRefusedError
 from aggregations.per_message.stage import KeyState
+from aggregations.run.begin import begin, look
 from aggregations.run.border import removed_by_stage
 from aggregations.run.held_outputs import HELD_OUTPUTS, HeldOutput, held_outputs
 from aggregations.run.run import Run
 from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import due_of, state_of, states_in
+from envelope import Hop
+from envelope.deadletter import DeadLetterHeaders
+from jobs.dead_letters.discard import give_up
+from jobs.dead_letters.letters import Selection, StoredDeadLetter
 from jobs.replaying.generations import Generations
 from persistence.commit.faults import HELD, effect
+from persistence.errors import StoreError
 from persistence.kafka import AcknowledgedProducer, KafkaSettings
+from persistence.manifest import Rebuilt
 from persistence.names import FlowRef
 from persistence.protocol import StageRef, StateStore, Stored
 from persistence.record import decode_record
@@ -41,6 +49,48 @@ def send_letters(found: Generations, generation: int, kafka: KafkaSettings) -> i
         StoreError: The store does not answer, or a newer rebuild has begun.
     """
     return _send_held(found, generation, kafka, LETTERS, held_letters)
+
+
+def drop_letters(found: Generations, generation: int, note: Rebuilt) -> int:
+    """Give up the dead letters that a rebuild held, as `headwater discard` does, then remove them from its store.
+
+    Their holes are filled: otherwise they would wait for a dead letter that nobody has.
+
+    Args:
+        found: The generations.
+        generation: The rebuild.
+        note: The note for its manifests.
+
+    Returns:
+        Their number.
+
+    Raises:
+        RunRefusedError: The key of one cannot be found any more, so its hole cannot. Nothing is written then.
+        StoreError: A store does not answer, or a newer command has begun.
+    """
+    ref, store, selection = found.ref(generation), found.stores[0], Selection(unproven=True)
+    with closing(look(found.flow, found.run.urls, generation=generation)) as seen:
+        counted = give_up(seen, _as_stored(store, ref), selection=selection, apply=False)
+    if unknown := counted.unusable.total():
+        raise RunRefusedError(
+            f"{ref}: {unknown} of its dead letters cannot be dropped, because their key is unknown. Send them with the swap, "
+            "without --letters drop"
+        )
+    if not counted.dead_letters:
+        return 0
+    with closing(begin(found.flow, found.run.urls, generation=generation, rebuilt=note)) as run:
+        give_up(run, _as_stored(store, ref), selection=selection, apply=True)
+        with suppress(StoreError):  # the work is done; without a clean end the next run only doubts needlessly
+            run.finish()
+        effect(HELD, lambda: forget_held(store, ref.stage(LETTERS), epoch=run.epoch))
+    return counted.dead_letters
+
+
+def _as_stored(store: StateStore, ref: FlowRef) -> Iterator[StoredDeadLetter]:
+    """The dead letters that a rebuild holds, as if they were in their topic already."""
+    for number, one in enumerate(held_letters(store, ref)):
+        facts = DeadLetterHeaders.read(one.headers)
+        yield StoredDeadLetter(Hop(one.topic, 0, number), one.key, one.value, one.headers, facts)
 
 
 def send_outputs(found: Generations, generation: int, kafka: KafkaSettings) -> int:

@@ -14,7 +14,7 @@ from aggregations.engine.clients import NEEDED
 from aggregations.engine.held import HELD
 from aggregations.errors import DefinitionChangedError, RunRefusedError
 from aggregations.run.held_outputs import HELD_OUTPUTS
-from aggregations.run.risks import Risk, refuse, unsafe
+from aggregations.run.risks import Risk, unsafe
 from envelope import TopicPartition
 from jobs.replaying.generations import Generations
 from jobs.replaying.results import Differences
@@ -93,6 +93,7 @@ class ReplayPlan:
         differences: The differences between the live generation and the rebuild as they are now, while the rebuild has
             not read the ranges; None if it has not begun.
         snapshot: File of the snapshot that the rebuild begins with; None for where the flow began.
+        lost: What Kafka no longer has, as far as it is not accepted: the rebuild would be refused for it.
     """
 
     flow: str
@@ -106,6 +107,7 @@ class ReplayPlan:
     pointer: Pointer
     differences: Differences | None = None
     snapshot: str | None = None
+    lost: Sequence[Finding] = ()
 
     @property
     def records(self) -> int:
@@ -125,10 +127,11 @@ class ReplayPlan:
             "generation": self.generation,
             "begun": self.begun,
             "redefined": list(self.redefined),
-            "ranges": [{**asdict(one), "records": one.records} for one in self.ranges],
+            "ranges": [{**asdict(one), "first": one.first, "records": one.records} for one in self.ranges],
             "records": self.records,
             "keys": dict(self.keys),
             "snapshot": self.snapshot,
+            "lost": [{"risk": one.risk, "what": one.what, "remedy": one.remedy} for one in self.lost],
             "seconds": None if self.seconds is None else round(self.seconds, 1),
             "differences": None if self.differences is None else self.differences.as_json(),
             "changes": [msgspec.structs.asdict(one) for one in self.pointer.changes],
@@ -262,28 +265,20 @@ def ranges_of(
     return ranges
 
 
-def check_retention(found: Generations, ranges: Sequence[RebuildRange], accept: Sequence[str]) -> None:
-    """Check that Kafka still has what is read.
-
-    Raises:
-        RunRefusedError: It does not, and the loss is not accepted.
-    """
-    refuse([_deleted(found, one) for one in ranges if one.deleted], accept)
+def deleted_records(found: Generations, ranges: Sequence[RebuildRange]) -> list[Finding]:
+    """Ranges of which Kafka no longer has everything."""
+    return [_deleted(found, one) for one in ranges if one.deleted]
 
 
-def check_topics(found: Generations, live: int, accept: Sequence[str]) -> None:
-    """Check that the live generation has no events of a topic that was deleted and created again.
-
-    Raises:
-        RunRefusedError: It has, and their loss is not accepted.
-    """
+def replaced_topics(found: Generations, live: int) -> list[Finding]:
+    """Topics that were deleted and created again, and of which the live generation has events of before."""
     manifest = found.manifest(live)
     known = {} if manifest is None else manifest.incarnations
-    refuse([_replaced(found, topic) for topic in found.flow.topics if len(known.get(topic, ())) > 1], accept)
+    return [_replaced(found, topic) for topic in found.flow.topics if len(known.get(topic, ())) > 1]
 
 
-def check_continued(found: Generations, live: int, generation: int, accept: Sequence[str]) -> None:
-    """Check that another generation can still get what the live one has read of each topic.
+def topics_since(found: Generations, live: int, generation: int) -> list[Finding]:
+    """Topics that were created again since another generation read them: it cannot get all that the live one has read.
 
     Nothing shows how far the live generation has read a topic that was deleted and created again.
 
@@ -291,14 +286,10 @@ def check_continued(found: Generations, live: int, generation: int, accept: Sequ
         found: The generations.
         live: The live generation.
         generation: The other one: a rebuild, or the generation before.
-        accept: Names of accepted risks.
-
-    Raises:
-        RunRefusedError: The live generation has read a newer topic of the same name, and the loss is not accepted.
     """
     ids = [one.topic_ids if (one := found.manifest(number)) else {} for number in (generation, live)]
     newer = [topic for topic in found.flow.topics if len({known[topic] for known in ids if known.get(topic)}) > 1]
-    refuse([_not_continued(found, generation, topic) for topic in newer], accept)
+    return [_not_continued(found, generation, topic) for topic in newer]
 
 
 def _not_continued(found: Generations, generation: int, topic: str) -> Finding:

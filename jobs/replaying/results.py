@@ -70,6 +70,7 @@ class Swapped:
         dead_letters: Held dead letters that were sent.
         states: States that were published (`publish_states`).
         outputs: Held outputs that were sent: those of publish steps, and states of windows that have closed.
+        dropped: Held dead letters that were dropped.
     """
 
     flow: str
@@ -81,6 +82,7 @@ class Swapped:
     dead_letters: int = 0
     states: int = 0
     outputs: int = 0
+    dropped: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The result as a JSON object."""
@@ -94,4 +96,5 @@ class Swapped:
             "dead_letters": self.dead_letters,
             "states": self.states,
             "outputs": self.outputs,
+            "dropped": self.dropped,
         }

@@ -23,13 +23,15 @@ def swap_rebuild(
     *,
     compare: Callable[[int, int], Differences],
     agreed: Callable[[Differences], bool],
+    drop_letters: bool = False,
 ) -> Swapped:
     """Swap the rebuild that this process is at work on.
 
     1. The rebuild catches up, while the live generation goes on.
     2. The live generation is fenced: its manifest is final.
     3. The rebuild is folded up to this manifest, so that both have folded the same records.
-    4. The differences are shown. Dead letters, outputs that were held, and published states are sent.
+    4. The differences are shown. Dead letters, outputs that were held, and published states are sent; or dead letters are
+       dropped.
     5. The rebuild becomes the live generation.
 
     Args:
@@ -40,9 +42,11 @@ def swap_rebuild(
         outside: Folds and sends.
         compare: Returns the differences between two generations.
         agreed: Whether to swap, in view of the differences.
+        drop_letters: Give up the dead letters that were held, instead of sending them.
 
     Raises:
-        RunRefusedError: The rebuild was stopped, or did not fold all that the live generation has.
+        RunRefusedError: The rebuild was stopped, did not fold all that the live generation has, or has a dead letter that
+            cannot be dropped.
         StoreError: A store does not answer, or another command has taken over.
     """
     assert pointer.rebuild is not None
@@ -66,11 +70,12 @@ def swap_rebuild(
             give_up_swap(found, author)
             return Swapped(found.flow.name, old, new, False, report, differ)
         own_rebuild(found, author)  # what is sent cannot be fenced
+        dropped = outside.drop_letters(found, new, note) if drop_letters else 0
         letters, outputs = outside.send_letters(found, new), outside.send_outputs(found, new)
     # Readers that have seen these states ignore those of a lower generation: from here on there is only the way ahead.
     states = outside.send_states(found, new, old)
     end_swap(found, author)
-    return Swapped(found.flow.name, new, old, True, report, differ, letters, states, outputs)
+    return Swapped(found.flow.name, new, old, True, report, differ, letters, states, outputs, dropped)
 
 
 def _check_grown(found: Generations, live: int, outside: Outside) -> None:

@@ -97,7 +97,7 @@ _POINTS = {
     CommitStep.RETURN: CommitStep.RETURN.text,
     CommitStep.OFFSETS: CommitStep.OFFSETS.text,
     JOURNAL: "what a batch read and dropped is sent to the journal, or acknowledged; advisory, for `headwater explain`",
-    SNAPSHOT: "the file of a snapshot, which is complete, gets its name",
+    SNAPSHOT: "the file of a snapshot, which is complete, gets its name; or a part of a snapshot is written to a store",
     RESTORE: "a restore writes a part of a snapshot: the note that it has begun, states, the manifest",
     POINTER: "the pointer to a flow's live generation is closed to older writers, or written into one store",
     HELD: "what a rebuild held until the swap, and published states, are produced and acknowledged, or what was held is removed",

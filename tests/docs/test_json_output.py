@@ -87,10 +87,13 @@ def test_the_lines_of_replay() -> None:
     pointer = Pointer(rebuild=Rebuild(2, 1), changes=(change,))
     one = RebuildRange("legs", 0, 0, 1)
     differ = Differences(Comparison({}))
-    plan = ReplayPlan("fleet", 1, 2, True, (), [one], {}, None, pointer, differ).as_json()
+    plan = ReplayPlan(
+        "fleet", 1, 2, True, (), [one], {}, None, pointer, differ, lost=[Finding("a", "b", "c")]
+    ).as_json()
     found = {
         *plan,
         *plan["ranges"][0],
+        *plan["lost"][0],
         *plan["changes"][0],
         *differ.as_json(),
         *names(Pointer),

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from aggregations.local import run_local
 from aggregations.run.binding import bind
@@ -106,3 +108,18 @@ def test_a_rebuild_from_its_plan_to_the_audit_of_its_swap(
     assert replay("flow", "--apply", "--outputs", "maybe", *local, code=Exit.USAGE)[1].count("give send or drop") == 1
     assert " abandon of generation 3 by " in replay("flow", "--abandon", "--reason", "-")[1]
     assert "no generation is being rebuilt" in replay("flow", "--abandon", "--reason", "-", code=Exit.REFUSED)[1]
+
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.delete_records([TopicPartition(name, 0, 4)])[TopicPartition(name, 0)].result(30)
+    out, err = replay("flow")
+    lines = [line.split(None, 5) for line in out.splitlines() if line.startswith(name)]
+    assert lines == [[name, "0", "0", "10", "6", "4 (0 to 3)"]]
+    assert (
+        f"--apply would be refused: flow fleet: {name}:0 has to be read from offset 0 on, but its log begins at 4"
+        in err
+    )
+    assert "(--accept lost-records)\ngeneration 1 is live" in err
+    told = json.loads(replay("flow", "--json")[0])
+    assert (told["ranges"][0]["first"], [one["risk"] for one in told["lost"]]) == (4, ["lost-records"])
+    assert "--accept lost-records" in replay("flow", "--apply", *local, code=Exit.REFUSED)[1]
+    assert "would be refused" not in replay("flow", "--accept", "lost-records")[1]

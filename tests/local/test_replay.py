@@ -158,6 +158,26 @@ def test_dead_letters_of_a_rebuild_fill_its_holes_after_the_swap(site: Site) -> 
     assert world.results(site.old, "carrier")[b"AA"]["legs"] == before + 2
 
 
+def test_dead_letters_of_a_rebuild_that_are_dropped_are_never_folded(site: Site) -> None:
+    world = site.world
+    world.send([*republished(legs(30)), *DEAD])
+    world.run(site.old)
+    site.rebuild(site.old)
+    swapped = site.swap(site.old, drop_letters=True)
+    assert (swapped.done, swapped.dropped, swapped.dead_letters) == (True, 2, 0)
+    assert site.letters() == {1: 2}
+    views = [view for stage in ("aircraft", "carrier") for view in world.views(site.old, stage).values()]
+    assert not any(view.histories.holes for view in views)
+    before = world.results(site.old, "carrier")
+    redrive(world.settings, world.dead, apply=True)
+    world.send(DEAD)
+    report = world.run(site.old)
+    assert report.records == 4
+    assert report.verdicts["aircraft"]["redriven"] == 0
+    assert site.letters() == {1: 2, 2: 2}  # of the two records that were sent again; those of generation 1 are copies
+    assert world.results(site.old, "carrier") == before
+
+
 def test_a_run_at_work_is_stopped_by_the_swap(site: Site) -> None:
     world = site.world
     world.send(republished(legs(40)))
@@ -202,9 +222,11 @@ def test_records_that_kafka_has_deleted_are_not_rebuilt_unless_the_loss_is_accep
     admin = AdminClient({"bootstrap.servers": world.settings.bootstrap})
     for future in admin.delete_records([TopicPartition(world.topic, 0, 5)]).values():
         future.result(30)
+    plan = plan_replay(site.old, **site.options())  # it shows the loss
+    assert {(one.partition, one.start, one.first): one.deleted for one in plan.ranges if one.deleted} == {(0, 0, 5): 5}
+    assert [one.risk for one in plan.lost] == ["lost-records"]
+    assert plan.records == sum(world.ends(site.old).values()) - 5
     with pytest.raises(RunRefusedError, match=r"from offset 0 on.*begins at 5: 5 offsets were deleted.*lost-records"):
-        plan_replay(site.old, **site.options())
-    with pytest.raises(RunRefusedError, match="lost-records"):
         site.rebuild(site.old)
     assert pointer_of(site.old, world.stores(site.old)) == Pointer()
     done = site.rebuild(site.old, accept=["lost-records"])
@@ -214,7 +236,8 @@ def test_records_that_kafka_has_deleted_are_not_rebuilt_unless_the_loss_is_accep
     assert swapped.differences.comparison.differences > 0
     world.run(site.old)
     assert abandon(site.old, stores=world.stores(site.old), why="incomplete").rebuild is None
-    assert plan_replay(site.old, **site.options(accept=["lost-records"])).generation == 3
+    plan = plan_replay(site.old, **site.options(accept=["lost-records"]))
+    assert (plan.generation, [*plan.lost]) == (3, [])
 
 
 def test_a_dead_letter_that_another_command_holds_while_others_are_sent_is_kept(site: Site) -> None:

@@ -19,6 +19,16 @@ BACKUP = {
             "json": JSON,
         },
     ),
+    "headwater snapshot (remove)": Command(
+        f"snapshot {FLOW} --remove redis://a#monday",
+        "jobs.snapshot_places.remove",
+        None,
+        {
+            "remove": Option(
+                "--remove redis://a#friday", {"place": "redis://a#friday"}, without="--remove redis://a#monday"
+            )
+        },
+    ),
     "headwater restore": Command(
         f"restore {FLOW} --from a.snapshot",
         "jobs.backup.restore",

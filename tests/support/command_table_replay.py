@@ -36,6 +36,7 @@ MENDED = Mended(
     "flights", 1, "aircraft", 7, None, HISTORY, FOLDED, Comparison({}), {b"N1": Mending.CHANGED}, False, ("carrier",)
 )
 SAMPLE = Option("--sample 3", {"sample": 3})
+LETTERS = Option("--letters drop", {"drop_letters": True})
 OUTPUTS = Option("--outputs send", {"outputs": True})
 SNAPSHOT = Option("--snapshot fleet.snapshot", {"snapshot": Path("fleet.snapshot")})
 
@@ -76,7 +77,7 @@ REPLAY = {
         f"replay {FLOW} --swap --reason fold --bootstrap b:1",
         "jobs.replay.swap",
         Swapped("flights", 2, 1, True, Report(), Differences(Comparison({}), ("carrier",))),
-        {**FOLDING, "against": AGAINST, "sample": SAMPLE},
+        {**FOLDING, "against": AGAINST, "letters": LETTERS, "sample": SAMPLE},
     ),
     "headwater replay (rollback)": Command(
         f"replay {FLOW} --rollback --reason fold --bootstrap b:1",

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from typing import Any, TypeVar
 
 import polars as pl
@@ -30,8 +29,10 @@ from jobs.replaying.author import Author
 from jobs.replaying.beginning import beginning_of, fill_from_snapshot
 from jobs.replaying.dropping import drop_generation
 from jobs.replaying.generations import Generations, begin_rebuild, generations_of, reopen, roll_back
+from jobs.replaying.leaving import drop_letters
 from jobs.replaying.results import Differences, Swapped
 from jobs.replaying.swapping import at_work, swap_rebuild
+from jobs.snapshot_places import Place
 from persistence.commit.faults import HELD, effect, use
 from persistence.errors import Fenced, Terminal
 from persistence.manifest import Rebuilt
@@ -192,7 +193,7 @@ class Land:
             oracle.process(self.records(0, length))
             return {stage: oracle.results(stage) for stage in ("aircraft", "carrier")}
 
-    def save(self, file: Path) -> None:
+    def save(self, file: Place) -> None:
         """Save the states of the live generation in a file, after the end of its run."""
         if self.run is not None:
             self.run.close()
@@ -206,7 +207,7 @@ class Land:
         *,
         size: int = 2,
         meanwhile: Callable[[], object] = lambda: None,
-        file: Path | None = None,
+        file: Place | None = None,
     ) -> int:
         """Rebuild with this code, as `jobs.replay.rebuild` does, in a new process; return the generation."""
         author = author_of("rebuild")
@@ -222,7 +223,7 @@ class Land:
             assert pointer.rebuild is not None
             self.code[pointer.rebuild.generation] = code
             with at_work(found, author):
-                MemoryFolding(self, size, meanwhile).fold(found, pointer, note)
+                MemoryFolding(self, size, meanwhile, file).fold(found, pointer, note)
             return pointer.rebuild.generation
 
     def swap(self, *, size: int = 2, agreed: bool = True, meanwhile: Callable[[], object] = lambda: None) -> Swapped:
@@ -270,11 +271,12 @@ class MemoryFolding:
     land: Land
     size: int
     meanwhile: Callable[[], object]
+    snapshot: Place | None = None
 
     def fold(self, found: Generations, pointer: Pointer, note: Rebuilt) -> Report:
         assert pointer.rebuild is not None
         generation, place = pointer.rebuild.generation, TopicPartition("legs", 0)
-        fill_from_snapshot(found, pointer.rebuild, note)
+        fill_from_snapshot(found, pointer.rebuild, note, self.snapshot)
         run = MemoryRunner(
             *(found.flow, self.land.urls),
             ends={place: self.land.length},
@@ -296,6 +298,9 @@ class MemoryFolding:
     def send_letters(self, found: Generations, generation: int) -> int:
         self.meanwhile()
         return 0
+
+    def drop_letters(self, found: Generations, generation: int, note: Rebuilt) -> int:
+        return drop_letters(found, generation, note)
 
     def send_outputs(self, found: Generations, generation: int) -> int:
         """Note the outputs that were held, as `send_outputs` sends them."""

@@ -3,21 +3,14 @@
 import itertools
 import json
 import os
-from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aggregations.definition.aggregates import count, total
 from aggregations.definition.element import Element, Record
-from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
-from aggregations.definition.sessions import session
-from aggregations.definition.source import Json, Topic
-from aggregations.definition.windows import tumbling
 from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
@@ -29,15 +22,12 @@ from jobs.environment import UsageError
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from persistence.errors import Corrupt, Transient
-from persistence.memory import MemoryStore
 from persistence.memory import open_store as memory
 from persistence.names import FlowRef
 from persistence.protocol import Stored
 from persistence.snapshot_file import SnapshotReader
 from tests.support.cli import run as headwater
 from tests.support.pure import FLEET, bare, batch, fleet, fresh_store, leg
-from tests.unit.test_filter_steps import NUMBERS, counted, order
-from tests.unit.test_lookups import by_category, merchant, paid
 
 FLOW = fleet()
 KINDS = ["sqlite", "lmdb", "memory"]
@@ -80,68 +70,6 @@ def held(run: MemoryRunner) -> dict[str, Any]:
         stage.name: {key: (one.fold, one.histories, one.time_us) for key, one in run.states(stage.name).items()}
         for stage in run.flow.stages
     }
-
-
-@pytest.mark.parametrize(("kind", "other"), [*itertools.product(KINDS, KINDS)])
-def test_a_restored_flow_has_the_same_states_and_continues_exactly(
-    kind: str, other: str, tmp_path: Path, file: Path
-) -> None:
-    urls = stores(store(tmp_path, kind))
-    with closing(ran(urls, batch(*range(5)), [*batch(5, 6), Record("legs", 0, 7, None, b"")])) as live:
-        before, manifest = held(live), live.run.manifest
-        saved = snapshot(FLOW, file, stores=urls)
-        assert (saved.states, saved.batch) == ({"aircraft": 3, "carrier": 2}, 2)
-        assert saved.positions == {"legs": {0: 8}}
-        empty = stores(store(tmp_path, other))
-        done = restore(FLOW, file, stores=empty)
-        assert (done.states, done.expired) == (saved.states, 0)
-        rest = batch(*range(8, 14))
-        assert manifest is not None
-        with closing(MemoryRunner(FLOW, empty, ends={})) as copy:
-            assert held(copy) == before
-            assert copy.run.manifest is not None
-            assert copy.run.manifest.positions == manifest.positions
-            assert (copy.run.manifest.dead, copy.run.manifest.seen) == (manifest.dead, manifest.seen)
-            assert copy.run.epoch > live.run.epoch
-            assert not copy.run.crashed
-            copy.process(batch(3, 4))  # copies: dropped
-            copy.process(rest)
-            live.process(batch(3, 4))
-            live.process(rest)
-            assert {name: live.results(name) for name in held(live)} == {
-                name: copy.results(name) for name in held(copy)
-            }
-
-
-@pytest.mark.parametrize("outcome", FaultOutcome)
-def test_a_restore_that_dies_at_any_point_is_repeated_and_no_run_begins_before(
-    outcome: FaultOutcome, tmp_path: Path, file: Path
-) -> None:
-    source = {"aircraft": fresh_store(), "carrier": fresh_store()}
-    live = ran(source, batch(*range(6)))
-    snapshot(FLOW, file, stores=source)
-    reached = Injector()
-    with faults.use(reached):
-        restore(FLOW, file, stores={"aircraft": fresh_store(), "carrier": fresh_store()})
-    points = [(name, nth + 1) for name, times in reached.reached.items() for nth in range(times)]
-    assert {name for name, _ in points} >= {"epoch", "restore"}
-    assert len(points) >= 8
-    for name, nth in points:
-        urls = {"aircraft": fresh_store(), "carrier": fresh_store()}
-        with faults.use(Injector([Fault(name, outcome, nth)], crash)), pytest.raises((Crash, Transient)):
-            restore(FLOW, file, stores=urls)
-        noted = [memory(url).load_manifest(FlowRef("fleet")) for url in urls.values()]
-        if any(one and one.restoring for one in noted):
-            with pytest.raises(RunRefusedError, match="headwater restore"):
-                MemoryRunner(FLOW, urls)
-            restore(FLOW, file, stores=urls)
-        elif all(noted):
-            with pytest.raises(RunRefusedError, match="contains states"):
-                restore(FLOW, file, stores=urls)  # it was complete
-        else:
-            restore(FLOW, file, stores=urls)
-        with closing(MemoryRunner(FLOW, urls, ends={})) as copy:
-            assert held(copy) == held(live)
 
 
 def test_an_interrupted_restore_is_not_continued_with_another_snapshot(tmp_path: Path, file: Path) -> None:
@@ -191,24 +119,6 @@ def test_a_run_at_work_a_crashed_one_and_a_half_written_batch_are_refused(file: 
     again.close()
     snapshot(FLOW, file, stores=urls)
     assert file.exists()
-
-
-def test_a_run_that_begins_while_the_states_are_read_is_noticed(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    urls = stores(fresh_store())
-    ran(urls, batch(*range(6)))
-    scan = MemoryStore.scan
-
-    def disturbed(self: MemoryStore, stage: Any, **options: Any) -> Iterator[tuple[bytes, Stored]]:
-        for i, one in enumerate(scan(self, stage, **options)):
-            if i == 1 and stage.stage == "carrier":
-                monkeypatch.setattr(MemoryStore, "scan", scan)
-                ran(urls, batch(7))
-            yield one
-
-    monkeypatch.setattr(MemoryStore, "scan", disturbed)
-    with pytest.raises(RunRefusedError, match="began meanwhile"):
-        snapshot(FLOW, file, stores=urls)
-    assert not file.exists()
 
 
 def test_a_flow_that_has_read_nothing_yet_is_saved(file: Path) -> None:
@@ -276,35 +186,6 @@ def test_a_damaged_state_is_not_saved(file: Path) -> None:
     with pytest.raises(Corrupt):
         snapshot(FLOW, file, stores=urls)
     assert not file.exists()
-
-
-WINDOWED = (
-    Flow("screws")
-    .source(Topic("legs", Json({"tail": str, "at": int}), envelope=False, time="at"))
-    .aggregate("window", "tail", Fields(n=count()), window=tumbling("5m", retention="0s"))
-    .aggregate("visit", "tail", Fields(n=count()), window=session("5m", retention="0s"))
-    .aggregate("ever", "tail", Fields(n=count(), at=total("at")), expire_after="1h")
-)
-
-
-def at(offset: int, minute: int) -> Record:
-    time_ms = minute * 60_000
-    return replace(leg(offset, "N1", at=time_ms), timestamp_ms=time_ms)
-
-
-def test_states_that_have_left_stay_away_and_the_others_leave_in_time(file: Path) -> None:
-    urls, target = stores(fresh_store(), WINDOWED), stores(fresh_store(), WINDOWED)
-    live = ran(urls, [at(0, 1), at(1, 7)], [at(2, 13)], flow=WINDOWED)
-    assert len(live.states("window")) == 1
-    snapshot(WINDOWED, file, stores=urls)
-    restore(WINDOWED, file, stores=target)
-    with closing(MemoryRunner(WINDOWED, target, ends={})) as copy:
-        assert held(copy) == held(live)
-        late, later = [at(3, 2), at(4, 14)], [at(5, 19), at(6, 90)]
-        for part in (late, later):
-            assert copy.process(part).verdicts == live.process(part).verdicts
-            assert held(copy) == held(live)
-        assert copy.states("window").keys() == live.states("window").keys()
 
 
 def test_a_flow_that_publishes_its_states_is_restored_only_if_that_is_accepted(file: Path) -> None:
@@ -390,20 +271,4 @@ def test_large_states_are_saved_and_read_in_small_parts(file: Path) -> None:
         assert (len(parts), max(map(len, parts))) == (5, 2)
         restore(flow, file, stores=target)
         with closing(MemoryRunner(flow, target, ends={})) as copy:
-            assert held(copy) == held(live)
-
-
-def test_tables_and_filter_steps_are_restored_with_the_rest(file: Path) -> None:
-    filtered, looked = counted(NUMBERS), by_category()
-    for flow, before, after in (
-        (filtered, [order(n, n) for n in range(1, 4)], [order(4, 3), order(5, 5)]),
-        (looked, [merchant(0, "m", "food"), paid(0, "m", 5)], [paid(1, "m", 7), paid(2, "x")]),
-    ):
-        urls, target = stores(fresh_store(), flow), stores(fresh_store(), flow)
-        live = ran(urls, before, flow=flow)
-        snapshot(flow, file, stores=urls, replace=True)
-        restore(flow, file, stores=target)
-        with closing(MemoryRunner(flow, target, ends={})) as copy:
-            assert held(copy) == held(live)
-            assert copy.process(after).verdicts == live.process(after).verdicts
             assert held(copy) == held(live)

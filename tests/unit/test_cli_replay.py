@@ -71,6 +71,8 @@ def test_a_generation_that_cannot_exist_is_not_dropped(
     [
         ("apply", "--swap", "--apply and --swap: give one of them"),
         ("", "--reason fold", "--reason is for --apply and --swap and --rollback and --abandon"),
+        ("apply", "--letters drop", "--letters is for --swap"),
+        ("swap", "--letters maybe", "--letters maybe: give send or drop"),
         ("swap", "--redefine", "--redefine is for a plan and --apply"),
         ("apply", "--against jobs.demo.flow:flow", "--against is for a plan and --swap"),
         ("apply", "--sample 3", "--sample is for a plan and --swap"),

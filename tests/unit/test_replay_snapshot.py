@@ -13,6 +13,7 @@ from aggregations.run.memory import MemoryRunner
 from jobs.backup import snapshot
 from jobs.replaying.beginning import beginning_of, fill_from_snapshot
 from jobs.replaying.generations import begin_rebuild, generations_of
+from jobs.snapshot_places import Place
 from persistence.commit.faults import use
 from tests.support.letters import LEGS, Count, Sum, back, feed, leg, legs, runner
 from tests.support.pure import fresh_store
@@ -24,7 +25,12 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "fleet.snapshot"
 
 
-def interrupted(file: Path) -> Land:
+@pytest.fixture(params=["file", "store"])
+def place(request: pytest.FixtureRequest, file: Path) -> Place:
+    return file if request.param == "file" else f"{fresh_store()}#monday"
+
+
+def interrupted(file: Place) -> Land:
     """A rebuild that died after it had written the first states of its snapshot."""
     trial = saved(file)
     with use(CrashAt(0, applied=False)) as counted:
@@ -35,7 +41,7 @@ def interrupted(file: Path) -> Land:
     return land
 
 
-def saved(file: Path) -> Land:
+def saved(file: Place) -> Land:
     """A live generation whose snapshot has the first 5 records, and whose run is at work on the next ones."""
     land = Land.on(apart=True, length=12)
     land.go_on(5)
@@ -59,8 +65,8 @@ def check(land: Land, generation: int) -> None:
     assert {*land.published} == {*range(1, land.length)}
 
 
-def test_it_reads_only_what_comes_after_the_snapshot(file: Path) -> None:
-    land = saved(file)
+def test_it_reads_only_what_comes_after_the_snapshot(place: Place) -> None:
+    land = saved(place)
     read: list[int] = []
     before = MemoryRunner.process
 
@@ -71,7 +77,7 @@ def test_it_reads_only_what_comes_after_the_snapshot(file: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MemoryRunner, "process", process)
-        assert land.rebuild(OLD, file=file) == 2
+        assert land.rebuild(OLD, file=place) == 2
     assert read == [5, 6, 7]
     assert land.results(2) == land.expected(2, 8)
     land.swap()
@@ -79,26 +85,26 @@ def test_it_reads_only_what_comes_after_the_snapshot(file: Path) -> None:
 
 
 @pytest.mark.parametrize("applied", [False, True])
-@pytest.mark.parametrize("named", [False, True])
-def test_one_that_dies_at_any_effect_is_repeated_with_or_without_the_file(
-    file: Path, *, applied: bool, named: bool
+@pytest.mark.parametrize(("place", "named"), [("file", False), ("store", True)], indirect=["place"])
+def test_one_that_dies_at_any_effect_is_repeated_with_or_without_its_place(
+    place: Place, *, applied: bool, named: bool
 ) -> None:
-    trial = saved(file)
-    total = effects(lambda: trial.rebuild(OLD, file=file))
+    trial = saved(place)
+    total = effects(lambda: trial.rebuild(OLD, file=place))
     assert total > 20
     for nth in range(1, total + 1):
-        land = saved(file)
-        assert dies(lambda land=land: land.rebuild(OLD, file=file), nth, applied=applied)  # type: ignore[misc]
+        land = saved(place)
+        assert dies(lambda land=land: land.rebuild(OLD, file=place), nth, applied=applied)  # type: ignore[misc]
         begun = land.pointer().rebuild is not None
         land.go_on(1)
-        land.rebuild(OLD, file=file if named or not begun else None)
+        land.rebuild(OLD, file=place if named or not begun else None)
         assert land.results(2) == land.expected(2, land.position(1))
         land.swap()
         check(land, 2)
 
 
-def test_a_swap_completes_a_restore_that_was_interrupted(file: Path) -> None:
-    land = interrupted(file)
+def test_a_swap_completes_a_restore_that_was_interrupted(place: Place) -> None:
+    land = interrupted(place)
     with generations_of(OLD, land.urls) as found:
         assert any(one.restoring for _, one in found.manifests(2) if one)
     land.swap()
@@ -120,17 +126,17 @@ def test_another_snapshot_is_refused_once_it_has_begun(file: Path) -> None:
     assert rebuild.origin.generations == (1,)
 
 
-def test_a_snapshot_for_a_rebuild_that_began_at_the_start_is_refused(file: Path) -> None:
-    land = saved(file)
+def test_a_snapshot_for_a_rebuild_that_began_at_the_start_is_refused(place: Place) -> None:
+    land = saved(place)
     land.rebuild(OLD)
     with pytest.raises(RunRefusedError, match="began where the flow began"):
-        land.rebuild(OLD, file=file)
+        land.rebuild(OLD, file=place)
 
 
 def test_a_file_that_is_gone_or_replaced_before_its_states_were_written_is_asked_for(file: Path) -> None:
     land = interrupted(file)
     moved = file.rename(file.with_name("moved"))
-    with pytest.raises(RunRefusedError, match=r"does not have all of its states yet\. Give the file with --snapshot"):
+    with pytest.raises(RunRefusedError, match=r"does not have all of its states yet\. Give it with --snapshot"):
         land.rebuild(OLD)
     land.save(file)
     with pytest.raises(RunRefusedError, match=r"fleet\.snapshot is another one"):
@@ -139,25 +145,38 @@ def test_a_file_that_is_gone_or_replaced_before_its_states_were_written_is_asked
     assert land.results(2) == land.expected(2, 8)
 
 
-def test_a_snapshot_of_another_definition_or_flow_or_ahead_of_the_live_generation_is_refused(file: Path) -> None:
-    land = saved(file)
+def test_a_password_of_the_store_with_the_snapshot_is_not_kept_and_is_asked_for() -> None:
+    land = interrupted(place := f"{fresh_store().replace('memory://', 'memory://ann:secret@')}#monday")
+    rebuild = land.pointer().rebuild
+    assert rebuild is not None
+    assert rebuild.origin is not None
+    assert rebuild.origin.file.endswith("#monday")
+    assert "secret" not in rebuild.origin.file
+    with pytest.raises(RunRefusedError, match=r"Give it with --snapshot: the password of its store is not kept"):
+        land.rebuild(OLD)
+    assert land.rebuild(OLD, file=place) == 2
+    assert land.results(2) == land.expected(2, 8)
+
+
+def test_a_snapshot_of_another_definition_or_flow_or_ahead_of_the_live_generation_is_refused(place: Place) -> None:
+    land = saved(place)
     with pytest.raises(DefinitionChangedError, match="made by another definition"):
-        land.rebuild(NEW, file=file)
+        land.rebuild(NEW, file=place)
     behind = Land.on(apart=True, length=12)
     behind.go_on(3)
     with pytest.raises(RunRefusedError, match=r"contains legs:0 up to 5, and the generation up to 3.*earlier snapshot"):
-        behind.rebuild(OLD, file=file)
+        behind.rebuild(OLD, file=place)
     assert behind.pointer().rebuild is None
     assert land.pointer().rebuild is None
 
 
-def test_a_snapshot_of_a_rebuild_continues_the_generations_before(file: Path) -> None:
-    land = saved(file)
-    land.rebuild(OLD, file=file)
+def test_a_snapshot_of_a_rebuild_continues_the_generations_before(place: Place) -> None:
+    land = saved(place)
+    land.rebuild(OLD, file=place)
     land.swap()
     land.go_on(2)
-    land.save(file)
-    land.rebuild(OLD, file=file)
+    land.save(place)
+    land.rebuild(OLD, file=place)
     rebuild = land.pointer().rebuild
     assert rebuild is not None
     assert rebuild.origin is not None
@@ -169,14 +188,14 @@ def test_a_snapshot_of_a_rebuild_continues_the_generations_before(file: Path) ->
 
 @pytest.mark.parametrize("later", [False, True])
 def test_a_dead_letter_of_the_snapshots_generation_fills_the_hole_of_a_later_stage(
-    file: Path, monkeypatch: pytest.MonkeyPatch, *, later: bool
+    place: Place, monkeypatch: pytest.MonkeyPatch, *, later: bool
 ) -> None:
     """The letter is from before the snapshot, or from after it: then the rebuild has rejected its record as well."""
     flow = Flow("fleet").source(LEGS).aggregate("all", "k", Count()).aggregate("totals", "c", Sum())
     urls = bind(flow, {}, fresh_store())
     with closing(runner(flow, urls["all"], ends={})) as live:
         feed(live, legs(60, bad=5))
-    snapshot(flow, file, stores=urls)
+    snapshot(flow, place, stores=urls)
     with closing(runner(flow, urls["all"], ends={})) as live:
         feed(live, [leg(n, v=5000 if n == 70 else 1) for n in range(60, 100)])
         after = live.dead_letters
@@ -185,7 +204,7 @@ def test_a_dead_letter_of_the_snapshots_generation_fills_the_hole_of_a_later_sta
         [before] = oracle.dead_letters
     assert (before.stage, before.hole) == ("totals", True)
     with generations_of(flow, urls) as found:
-        begins = beginning_of(found, found.pointer(), 1, file)
+        begins = beginning_of(found, found.pointer(), 1, place)
         assert begins is not None
         pointer, note = begin_rebuild(found, author_of("rebuild"), live=1, redefined=False, origin=begins.origin)
         assert pointer.rebuild is not None
