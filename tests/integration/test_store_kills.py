@@ -29,7 +29,7 @@ def world(cassandra_url: str, kafka: str, topic: Callable[..., str], tmp_path: F
 def test_a_driver_that_is_killed_in_its_commits_to_cassandra_is_exact_in_the_end(
     world: World, jvm: Jvm, every: int
 ) -> None:
-    sent = some_legs(400)
+    sent = some_legs(16 * 24)
     dead = [Sent(b"no envelope"), alone(Leg(tail="N1", carrier="AA", minutes=-1))]
     kill_everywhere(world, ("fleet", world.topic), sent, dead, jvm, every=every, accept=ONE_NODE)
     flow = fleet(world.topic)
