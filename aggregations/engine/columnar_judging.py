@@ -31,7 +31,7 @@ from aggregations.engine.columnar_fold import ColumnarFold
 from aggregations.engine.path import Work
 from aggregations.engine.row_arrivals import arrival_of
 from aggregations.engine.rows import INPUT, Rows
-from aggregations.engine.verdicts import count_verdicts
+from aggregations.engine.verdicts import count_verdicts, note_decided
 from aggregations.per_message.arrivals import passed_on
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import RejectedRecord
@@ -205,7 +205,8 @@ class ColumnarJudging(ColumnarFold):
         counts.verdicts.setdefault(self.stage.name, Counter()).update(outcome.verdicts)
         counts.retired += outcome.retired
         counts.warnings.update(outcome.warnings)
-        self.work.decided(self.stage.name, outcome.decided)
+        self.work.collector.decided(self.stage.name, outcome.decided)
+        note_decided(self.work, self.stage.name, self.rows, rows, outcome.decided, filters=True)
         self._reject({int(rows[i]): cause for i, cause in outcome.rejected.items()})
         for row, one in zip(rows.tolist(), outcome.decided, strict=True):
             self.accepted[row] = bool(one.emitted)

@@ -196,6 +196,18 @@ class AcknowledgedProducer:
         self._check()
         self._forget()
 
+    def is_settled(self) -> bool:
+        """Whether every record sent so far is acknowledged; it does not wait.
+
+        Raises:
+            BrokerError: As in `flush`.
+        """
+        left = self._served(lambda: self._producer.flush(0))
+        self._check()
+        if not left:
+            self._forget()
+        return not left
+
     def close(self) -> None:
         """Drop records that are not sent yet; a second call does nothing."""
         self._producer.purge()

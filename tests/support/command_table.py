@@ -119,6 +119,7 @@ COMMANDS = {
             "until_caught_up": Option("--until-caught-up", {"until_caught_up": True}),
             "dead_letters": Option("--dead-letters dead", {"dead_letters": "dead"}),
             "journal": Option("--journal notes", {"journal": "notes"}),
+            "journal_share": Option("--journal-share 0.25", {"journal_share": 0.25}),
             "trigger": Option("--trigger 250ms", {"trigger_seconds": 0.25}),
             "max_records": Option("--max-records 7", {"max_records": 7}),
             "metadata_max_age": Option("--metadata-max-age 1m", {"metadata_max_age": 60.0}),
