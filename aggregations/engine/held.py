@@ -1,10 +1,10 @@
 """Dead letters of a rebuild: held in its store until the swap, since until then the live generation has its own.
 
 A dead letter belongs to the generation that rejected its record, so those of the live generation do not fill the holes of
-the rebuild: to drop the rebuild's own means to fill these holes. Outputs need not be held: the rebuild reads no record beyond the live generation's manifest, and
-that generation published the outputs of these records before it wrote the manifest. If the new definition makes other
-outputs, they can be held as well (`aggregations.run.held_outputs`). States of windows that have closed always are: the
-rebuild may have other ones than the live generation.
+the rebuild: to drop the rebuild's own means to fill these holes. Outputs need not be held: the rebuild reads no record
+beyond the live generation's manifest, and that generation published the outputs of these records before it wrote the
+manifest. If the new definition makes other outputs, they can be held as well (`aggregations.run.held_outputs`). States
+of windows that have closed always are: the rebuild may have other ones than the live generation.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,6 +25,8 @@ from persistence.seal import DamagedError, seal, unseal
 
 HELD: Final = "headwater.held"
 """The stage of a rebuild that has its dead letters, in the store of the flow's first stage."""
+_DROPPING: Final = b""
+"""Key of the note that the letters are being dropped; no letter has an empty name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +86,39 @@ def hold(job: Job, topic: str, name: str, letter: DeadLetterRecord) -> None:
         store.save(ref, [write], epoch=job.epoch, batch=job.batch)
 
 
-def held_letters(store: StateStore, flow: FlowRef) -> Iterator[HeldLetter]:
+def held_letters(store: StateStore, flow: FlowRef, *, after: int = 0) -> Iterator[HeldLetter]:
     """The dead letters that a rebuild holds.
+
+    Args:
+        store: The store of the flow's first stage.
+        flow: The generation that is rebuilt.
+        after: Only those of higher epochs than this.
 
     Raises:
         Corrupt: One cannot be read.
     """
     ref = flow.stage(HELD)
     for key, stored in store.scan(ref):
+        if key == _DROPPING or stored.epoch <= after:
+            continue
         try:
             yield _decoder.decode(unseal(stored.value))
         except (DamagedError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Corrupt(f"the dead letter cannot be read: {error}", ref=ref, key=key) from error
+
+
+def note_dropping(store: StateStore, flow: FlowRef, *, epoch: int) -> None:
+    """Note that all letters of lower epochs are being dropped; `forget_held` removes the note with them."""
+    ref = flow.stage(HELD)
+    before = store.load(ref, [_DROPPING]).get(_DROPPING)
+    write = Write(_DROPPING, before.version if before else 0, seal(b""), due=epoch)
+    store.save(ref, [write], epoch=epoch, batch=0)
+
+
+def dropping(store: StateStore, flow: FlowRef) -> int:
+    """Epoch of a command that began to drop the letters and was interrupted; 0 if there was none."""
+    found = store.load(flow.stage(HELD), [_DROPPING]).get(_DROPPING)
+    return found.epoch if found else 0
 
 
 def forget_held(store: StateStore, ref: StageRef, *, epoch: int) -> None:

@@ -25,7 +25,9 @@ from persistence.murmur2 import murmur2
 _LOG = logging.getLogger("headwater.engine")
 
 SAMPLED: Final = 20
-"""Last records of a partition that are looked at: of two partitions, a wrong partitioner fits 20 keys once in a million."""
+"""Last records of a partition that are looked at."""
+_BY_CHANCE: Final = 1_000_000
+"""A partitioner is recognised by so many keys that a wrong one fits them once in a million: 20 of two partitions."""
 _SECONDS: Final = 2.0
 _WAIT_SECONDS: Final = 0.02
 _POSITIVE: Final = 0x7FFFFFFF
@@ -89,14 +91,16 @@ def differing(places: Mapping[str, Places], partitions: int) -> str:
     fitting = {
         topic: [name for name, number in PARTITIONERS.items() if all(number(key) % partitions == at for key, at in its)]
         for topic, its in places.items()
+        if partitions ** len({key for key, _ in its}) >= _BY_CHANCE
     }
     for one, other in combinations(places, 2):
         at = dict(places[one])
         if moved := [(key, place) for key, place in places[other] if at.get(key, place) != place]:
             key, place = moved[0]
             return f"a key of partition {at[key]} of {one} is in partition {place} of {other}"
-        if fitting[one] and fitting[other] and not {*fitting[one]} & {*fitting[other]}:
-            return f"the partitions of {one} are chosen by {fitting[one][0]}, those of {other} by {fitting[other][0]}"
+        mine, others = fitting.get(one, []), fitting.get(other, [])
+        if mine and others and not {*mine} & {*others}:
+            return f"the partitions of {one} are chosen by {mine[0]}, those of {other} by {others[0]}"
     return ""
 
 

@@ -10,7 +10,7 @@ from aggregations.definition.flow import Stage
 from aggregations.definition.sessions import SessionWindow, are_sessions, row_key
 from aggregations.definition.windows import Window
 from aggregations.engine.held import HELD as LETTERS
-from aggregations.engine.held import HeldLetter, forget_held, held_letters
+from aggregations.engine.held import HeldLetter, dropping, forget_held, held_letters, note_dropping
 from aggregations.errors import RunRefusedError
 from aggregations.per_message.stage import KeyState
 from aggregations.run.begin import begin, look
@@ -45,16 +45,23 @@ def send_letters(found: Generations, generation: int, kafka: KafkaSettings) -> i
         Their number.
 
     Raises:
+        RunRefusedError: A command that was interrupted has begun to drop them.
         BrokerError: One was not acknowledged.
         StoreError: The store does not answer, or a newer rebuild has begun.
     """
+    ref = found.ref(generation)
+    if dropping(found.stores[0], ref):
+        raise RunRefusedError(
+            f"{ref}: an interrupted swap has begun to drop its dead letters. Drop all of them (--letters drop)"
+        )
     return _send_held(found, generation, kafka, LETTERS, held_letters)
 
 
 def drop_letters(found: Generations, generation: int, note: Rebuilt) -> int:
     """Give up the dead letters that a rebuild held, as `headwater discard` does, then remove them from its store.
 
-    Their holes are filled: otherwise they would wait for a dead letter that nobody has.
+    Their holes are filled: otherwise they would wait for a dead letter that nobody has. Before the first one, a note is
+    written: the letters that an interrupted command has given up do not show any more that their keys are known.
 
     Args:
         found: The generations.
@@ -69,26 +76,28 @@ def drop_letters(found: Generations, generation: int, note: Rebuilt) -> int:
         StoreError: A store does not answer, or a newer command has begun.
     """
     ref, store, selection = found.ref(generation), found.stores[0], Selection(unproven=True)
+    began = dropping(store, ref)
     with closing(look(found.flow, found.run.urls, generation=generation)) as seen:
-        counted = give_up(seen, _as_stored(store, ref), selection=selection, apply=False)
+        counted = give_up(seen, _as_stored(store, ref, after=began), selection=selection, apply=False)
     if unknown := counted.unusable.total():
         raise RunRefusedError(
             f"{ref}: {unknown} of its dead letters cannot be dropped, because their key is unknown. Send them with the swap, "
             "without --letters drop"
         )
-    if not counted.dead_letters:
+    if not counted.dead_letters and not began:
         return 0
     with closing(begin(found.flow, found.run.urls, generation=generation, rebuilt=note)) as run:
-        give_up(run, _as_stored(store, ref), selection=selection, apply=True)
+        effect(HELD, lambda: note_dropping(store, ref, epoch=run.epoch))
+        done = give_up(run, _as_stored(store, ref), selection=selection, apply=True)
         with suppress(StoreError):  # the work is done; without a clean end the next run only doubts needlessly
             run.finish()
         effect(HELD, lambda: forget_held(store, ref.stage(LETTERS), epoch=run.epoch))
-    return counted.dead_letters
+    return done.dead_letters
 
 
-def _as_stored(store: StateStore, ref: FlowRef) -> Iterator[StoredDeadLetter]:
+def _as_stored(store: StateStore, ref: FlowRef, *, after: int = 0) -> Iterator[StoredDeadLetter]:
     """The dead letters that a rebuild holds, as if they were in their topic already."""
-    for number, one in enumerate(held_letters(store, ref)):
+    for number, one in enumerate(held_letters(store, ref, after=after)):
         facts = DeadLetterHeaders.read(one.headers)
         yield StoredDeadLetter(Hop(one.topic, 0, number), one.key, one.value, one.headers, facts)
 

@@ -15,10 +15,12 @@ from aggregations.definition.source import Json, Topic
 from aggregations.engine.held import HELD, HeldLetter, held_letters
 from aggregations.errors import RunRefusedError
 from aggregations.run.memory import MemoryRunner
+from envelope import Envelope, encode
 from envelope.deadletter import DeadLetterHeaders, Form
 from jobs.replaying.generations import begin_rebuild, generations_of
-from jobs.replaying.leaving import drop_letters
+from jobs.replaying.leaving import drop_letters, send_letters
 from persistence.commit.faults import use
+from persistence.kafka import KafkaSettings
 from persistence.manifest import Rebuilt
 from persistence.protocol import Write
 from persistence.seal import seal
@@ -46,27 +48,17 @@ def tail(element: Element[Any]) -> Any:
 
 FLOW = (
     Flow("fleet")
-    .source(Topic("legs", Json({"tail": str, "carrier": str}), envelope=False))
+    .source(Topic("legs", Json({"tail": str, "carrier": str})))
     .aggregate("aircraft", tail, Fields(legs=count()))
     .aggregate("carrier", "carrier", Legs())
 )
-RECORDS = [
-    Record(
-        "legs",
-        0,
-        n,
-        b"N1",
-        b"no JSON" if n == 3 else json.dumps({"tail": "N1", "carrier": carrier}).encode(),
-        0,
-        (),
-        "L",
-    )
-    for n, carrier in enumerate(["AA", "bad", "AA", "", "bad"])
-]
+PAYLOADS = [*(json.dumps({"tail": "N1", "carrier": one}).encode() for one in ("AA", "bad", "AA", "bad")), b"no JSON"]
+VALUES = [*(encode(Envelope(payload, key=b"N1")) for payload in PAYLOADS), encode(Envelope(b"damaged"))[:-1]]
+RECORDS = [Record("legs", 0, n, b"N1", value, topic_id="L") for n, value in enumerate(VALUES)]
 
 
 class Site:
-    """Generation 2 has folded the records in a rebuild, and holds three dead letters: one has no hole, its key is unknown."""
+    """Generation 2 has folded the records in a rebuild, and holds four dead letters: the keys of two are unknown."""
 
     def __init__(self) -> None:
         self.urls = {"aircraft": fresh_store(), "carrier": fresh_store()}
@@ -76,7 +68,7 @@ class Site:
         with closing(self.run(self.note)) as run:
             run.process(RECORDS)
             store, ref = run.run.stores["aircraft"], run.run.ref.stage(HELD)
-            assert len(run.dead_letters) == 3
+            assert len(run.dead_letters) == 4
             for number, dead in enumerate(run.dead_letters):
                 one = dead.record
                 facts = DeadLetterHeaders(
@@ -86,7 +78,7 @@ class Site:
                     application="fleet",
                     generation=2,
                     hole=dead.hole,
-                    form=Form.PAYLOAD,
+                    form=Form.ENVELOPE,
                 )
                 held = HeldLetter("dead", one.key, one.value, facts.headers())
                 write = Write(b"%d" % number, 0, seal(msgspec.json.encode(held)), due=run.run.epoch)
@@ -110,9 +102,9 @@ class Site:
 def test_nothing_waits_for_them_afterwards_and_copies_are_dropped() -> None:
     land = Site()
     holes, listed, held = land.waiting()
-    assert (holes, held) == (2, 3)
+    assert (holes, held) == (2, 4)
     assert listed
-    assert land.drop() == 3
+    assert land.drop() == 4
     assert land.waiting() == (0, 0, 0)
     assert land.drop() == 0
     with closing(land.run(land.note)) as run:
@@ -124,14 +116,27 @@ def test_nothing_waits_for_them_afterwards_and_copies_are_dropped() -> None:
 
 @pytest.mark.parametrize("applied", [False, True])
 def test_it_is_repeated_after_a_crash_at_any_effect(*, applied: bool) -> None:
+    land = Site()
     with use(CrashAt(0, applied=False)) as counted:
-        Site().drop()
+        land.drop()
     begun = counted.reached
     for nth in range(1, begun + 1):
         land = Site()
         if dies(land.drop, nth, applied=applied):
             land.drop()
         assert land.waiting() == (0, 0, 0), nth
+
+
+def test_after_a_crash_what_is_left_is_dropped_and_not_sent() -> None:
+    land = Site()
+    with use(CrashAt(0, applied=False)) as counted:
+        land.drop()
+    land = Site()
+    assert dies(land.drop, counted.reached, applied=False)
+    with generations_of(FLOW, land.urls) as found, pytest.raises(RunRefusedError, match="--letters drop"):
+        send_letters(found, 2, KafkaSettings("127.0.0.1:1"))
+    assert land.drop() == 4
+    assert land.waiting() == (0, 0, 0)
 
 
 def test_none_is_dropped_if_the_key_of_one_cannot_be_found_any_more() -> None:
