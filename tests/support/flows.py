@@ -16,10 +16,12 @@ import polars as pl
 
 from aggregations.definition.aggregates import count, maximum, total
 from aggregations.definition.element import Element
+from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
+from aggregations.definition.sessions import session
 from aggregations.definition.source import Json, Topic
-from aggregations.definition.windows import tumbling
+from aggregations.definition.windows import hopping, tumbling
 from envelope.dedup.history import HISTORY
 from envelope.filters import (
     EventIdFilter,
@@ -300,3 +302,35 @@ def filtered(source: str, kind: str = "column", target: str = "") -> Flow[Any]:
     topic = Topic(source, payload=Json({"id": int}), envelope=kind not in BARE)
     flow = Flow("filtered").source(topic).deduplicate(FILTERS[kind], name="filter")
     return flow.publish(target) if target else flow.aggregate("incident", "_key", Fields(messages=count()))
+
+
+def shifts(source: str, final: str, aside: str) -> Flow[Any]:
+    """Sessions per aircraft, published when they close; new worst legs of aircraft in use, per carrier in hopping windows.
+
+    Long legs leave for a branch.
+    """
+    return (
+        Flow("shifts")
+        .source(Topic(source, Leg))
+        .branch("long", pl.col("minutes") > 15, lambda flow: flow.publish(aside))
+        .aggregate(
+            "tails",
+            "tail",
+            Fields(legs=count(), minutes=total("minutes")),
+            window=session("3m", lateness="2m", retention="0s"),
+        )
+        .publish_states(final, on="close")
+        .aggregate(
+            "worst",
+            "tail",
+            Fields(worst=maximum("minutes")),
+            expire_after="10m",
+            emit=Emit(carrier="carrier", worst="new.worst").changed(),
+        )
+        .aggregate(
+            "hours",
+            "carrier",
+            Fields(records=count(), worst=total("worst")),
+            window=hopping("20m", "10m", retention="0s"),
+        )
+    )
