@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from aggregations.definition.element import Record
-from aggregations.definition.flow import Flow
+from aggregations.definition.flow import END_OF_FLOW, Flow
 from aggregations.run.begin import begin, look
 from aggregations.run.discard import fill_holes
 from aggregations.run.run import Run
@@ -63,14 +63,16 @@ def discard(
         found.
 
     Raises:
+        NotThereError: The flow has no stage or source that the selection names, and no dead letter is of it.
         BrokerError: Kafka cannot be reached, or refuses a request.
         StoreError: A store cannot be reached, or a newer run has begun.
         RunRefusedError: The stores are inconsistent with the flow.
     """
-    found, result = Letters(settings, letters), Discarded()
+    found, result, selection = Letters(settings, letters), Discarded(), selection or Selection()
+    selection.check(Letters(settings, letters), stages=(*flow.stage_names, END_OF_FLOW), topics=flow.topics)
     opened = begin(flow, stores, generation=generation) if apply else look(flow, stores, generation=generation)
     with closing(opened) as run:
-        meant = _meant(found, run, selection or Selection(), result, progress)
+        meant = _meant(found, run, selection, result, progress)
         while batch := dict(islice(meant, _BATCH)):
             # Items of one record may have been rejected at several stages: one dead letter for each.
             for stage in sorted({stage for stage, _ in batch}):
