@@ -8,6 +8,7 @@ from typing import Any
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import END_OF_FLOW, Flow
+from aggregations.errors import RunRefusedError
 from aggregations.run.begin import begin, look
 from aggregations.run.discard import fill_holes
 from aggregations.run.run import Run
@@ -66,10 +67,12 @@ def discard(
         NotThereError: The flow has no stage or source that the selection names, and no dead letter is of it.
         BrokerError: Kafka cannot be reached, or refuses a request.
         StoreError: A store cannot be reached, or a newer run has begun.
-        RunRefusedError: The stores are inconsistent with the flow.
+        RunRefusedError: The stores have nothing of the flow, or are inconsistent with it.
     """
     found, result, selection = Letters(settings, letters), Discarded(), selection or Selection()
     selection.check(Letters(settings, letters), stages=(*flow.stage_names, END_OF_FLOW), topics=flow.topics)
+    with closing(look(flow, stores, generation=generation)) as run:
+        _check_ran(run)
     opened = begin(flow, stores, generation=generation) if apply else look(flow, stores, generation=generation)
     with closing(opened) as run:
         meant = _meant(found, run, selection, result, progress)
@@ -82,6 +85,15 @@ def discard(
             with suppress(StoreError):  # the work is done; without a clean end the next run only doubts needlessly
                 run.finish()
     return result
+
+
+def _check_ran(run: Run) -> None:
+    """Refuse stores in which the flow never began: they would be created, and have no hole."""
+    if not any(manifest or run.stores[name].installed_epoch(run.ref) for name, manifest in run.manifests):
+        raise RunRefusedError(
+            f"{run.ref}: the stores contain nothing of it; if it ran with other stores, give --store; if it never ran, there "
+            "is nothing to discard"
+        )
 
 
 def _meant(

@@ -217,7 +217,7 @@ class Case:
             (self.place.topic, self.place.partition, self.place.offset),
         )
         if manifest is None:
-            why = f"flow {self.flow.name}, generation {self.run.ref.generation}, has no manifest in its stores: it never ran"
+            why = f"flow {self.flow.name}, generation {self.run.ref.generation}, has no manifest in its stores: it never ran, or with others"
             return Explanation(self.place, Outcome.NOT_READ, why)
         read_id = manifest.topic_ids.get(topic, "")
         again = bool(read_id) and read_id != self.topic_ids[topic]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -160,3 +161,41 @@ def test_a_command_line_that_cannot_be_used_ends_with_two_and_nothing_is_done(
     assert command(words) == Exit.USAGE
     assert capsys.readouterr().err
     assert kept(stocked) == before
+
+
+MISTYPED = {
+    "inspect FLOW --stage carrier": (Exit.REFUSED, "no states: if the flow ran with another store, give --store"),
+    "inspect FLOW --stage carrier --key UA": (Exit.REFUSED, "no state for 1 of 1 key"),
+    "explain FLOW LEGS:0:0": (Exit.DONE, "it never ran, or with others"),
+    "audit FLOW": (Exit.REFUSED, "the stores contain nothing of it"),
+    "snapshot FLOW --to x": (Exit.REFUSED, ""),
+    "replay FLOW": (Exit.REFUSED, "the stores contain nothing of it; if it ran with other stores, give --store"),
+    "replay FLOW --apply --reason why": (Exit.REFUSED, "the stores contain nothing of it"),
+    **{f"replay FLOW {form}": (Exit.REFUSED, "") for form in REPLAYING[1:]},
+    "replay FLOW --drop 1 --reason why": (Exit.REFUSED, ""),
+    "replay FLOW --stage carrier --key UA --apply --reason why": (Exit.REFUSED, ""),
+    "discard FLOW --from DEAD": (Exit.REFUSED, "the stores contain nothing of it; if it ran with other stores, give"),
+    "discard FLOW --from DEAD --apply": (Exit.REFUSED, "the stores contain nothing of it"),
+    "plan FLOW": (Exit.DONE, ""),
+}
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "lmdb"])
+@pytest.mark.parametrize(("words", "expected"), MISTYPED.items(), ids=MISTYPED)
+def test_a_store_at_a_mistyped_path_is_not_created(
+    words: str,
+    expected: tuple[Exit, str],
+    scheme: str,
+    stocked: World,
+    command: Callable[[str], int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(STORE, f"{scheme}://{tmp_path}/mistyped/states")
+    code, said = expected
+    assert command(words) == code
+    out, err = capsys.readouterr()
+    assert said in out + err
+    assert list(tmp_path.iterdir()) == []
+    assert not (stocked.directory / "x").exists()
