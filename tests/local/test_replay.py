@@ -224,7 +224,7 @@ def test_records_that_kafka_has_deleted_are_not_rebuilt_unless_the_loss_is_accep
         future.result(30)
     plan = plan_replay(site.old, **site.options())  # it shows the loss
     assert {(one.partition, one.start, one.first): one.deleted for one in plan.ranges if one.deleted} == {(0, 0, 5): 5}
-    assert [one.risk for one in plan.lost] == ["lost-records"]
+    assert [one.risk for one in plan.refused] == ["lost-records"]
     assert plan.records == sum(world.ends(site.old).values()) - 5
     with pytest.raises(RunRefusedError, match=r"from offset 0 on.*begins at 5: 5 offsets were deleted.*lost-records"):
         site.rebuild(site.old)
@@ -237,7 +237,7 @@ def test_records_that_kafka_has_deleted_are_not_rebuilt_unless_the_loss_is_accep
     world.run(site.old)
     assert abandon(site.old, stores=world.stores(site.old), why="incomplete").rebuild is None
     plan = plan_replay(site.old, **site.options(accept=["lost-records"]))
-    assert (plan.generation, [*plan.lost]) == (3, [])
+    assert (plan.generation, [*plan.refused]) == (3, [])
 
 
 def test_a_dead_letter_that_another_command_holds_while_others_are_sent_is_kept(site: Site) -> None:
