@@ -30,7 +30,7 @@ def librdkafka(keys: list[bytes], partitions: int = 3) -> Places:
         (java(KEYS), [(key, 0) for key in OTHERS]),
         (java(KEYS), java(OTHERS, 2)),
         # A partitioner of the producers' own may fit a few keys of each by chance, however often they occur.
-        (java(KEYS[:12]) * 5, librdkafka(OTHERS[:12]) * 5),
+        (java(KEYS[:12] * 5), librdkafka(OTHERS[:12] * 5)),
     ],
 )
 def test_topics_that_may_be_partitioned_alike_are_not_told_apart(one: Places, other: Places) -> None:
