@@ -107,7 +107,9 @@ def _opened(found: Generations, rebuild: Rebuild, given: Place | None) -> Iterat
     try:
         with opened_snapshot(place, found.flow.name) as reader:
             if reader.checksum != rebuild.origin.checksum:
-                raise RunRefusedError(f"{again}, and {shown(place)} is another one. Give it with --snapshot")
+                raise RunRefusedError(
+                    f"{again}, and {shown(place)} is another one. Give it with --snapshot, or give up the rebuild with --abandon"
+                )
             yield reader
     except (UsageError, InvalidUrl) as error:
         raise RunRefusedError(f"{again}. Give it with --snapshot: {error}") from error
