@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from aggregations.definition.folds import Fold
     from aggregations.definition.sessions import SessionWindow, session
     from aggregations.definition.source import Json, Raw, Topic
+    from aggregations.definition.window_columns import window_columns
     from aggregations.definition.windows import Window, hopping, tumbling
     from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
     from aggregations.local import run_local
@@ -67,6 +68,7 @@ __all__ = [
     "total",
     "tumbling",
     "variance",
+    "window_columns",
 ]
 
 _MODULES: Final = {
@@ -80,6 +82,7 @@ _MODULES: Final = {
     "definition.folds": ("Fold",),
     "definition.sessions": ("SessionWindow", "session"),
     "definition.source": ("Json", "Raw", "Topic"),
+    "definition.window_columns": ("window_columns",),
     "definition.windows": ("Window", "hopping", "tumbling"),
     "errors": ("DefinitionChangedError", "FlowError", "RunRefusedError"),
     "run.binding": ("bind",),

@@ -1,7 +1,8 @@
 """Delays per carrier in one pass: spread, quantiles, a histogram, the usual destinations; and every new record.
 
+python fill.py                 creates the topics, and produces flights and one malformed record
 headwater describe delays:flow
-headwater run delays:flow --until-caught-up
+headwater run delays:flow --dead-letters flights.dead --until-caught-up
 headwater inspect delays:flow --stage carrier
 """
 

@@ -10,6 +10,7 @@ bootstrap = "broker:9092"
 generation = 2
 dead_letters = "fleet.dead"
 journal = "fleet.journal"
+journal_share = 0.1                       # of all events; without it, 1.0
 stores.carrier = "cassandra://a,b/fleet"  # of one stage; `store` is for all stages of the flow
 ```
 """
@@ -31,6 +32,7 @@ _FLOW: Final[Mapping[str, type]] = {
     "stores": dict,
     "dead_letters": str,
     "journal": str,
+    "journal_share": float,
     "generation": int,
 }
 
@@ -48,12 +50,14 @@ class FlowDefaults:
         dead_letters: The dead-letter topic.
         generation: Generation of the states.
         journal: Topic of the journal.
+        journal_share: Share of the events that it lists.
     """
 
     stores: Mapping[str, str] = field(default_factory=dict)
     dead_letters: str | None = None
     generation: int | None = None
     journal: str | None = None
+    journal_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ class Directory:
         """Settings of a flow in the file."""
         found = self._flows.get(flow, FlowDefaults())
         stores = {"": self._store, **found.stores} if self._store else found.stores
-        return FlowDefaults(stores, found.dead_letters, found.generation, found.journal)
+        return FlowDefaults(stores, found.dead_letters, found.generation, found.journal, found.journal_share)
 
 
 class _Reader:
@@ -118,7 +122,9 @@ class _Reader:
             self._refuse(f"a generation is a number from 1 to {MAX_GENERATION}", "flows", name, "generation")
         if url := self.url(table, "store", "flows", name):
             urls = {"": url, **urls}
-        return FlowDefaults(urls, table.get("dead_letters"), generation, table.get("journal"))
+        if (share := table.get("journal_share")) is not None and not 0 < share <= 1:
+            self._refuse("a share of events is above 0 and at most 1.0", "flows", name, "journal_share")
+        return FlowDefaults(urls, table.get("dead_letters"), generation, table.get("journal"), share)
 
     def check(self, table: Mapping[str, Any], known: Mapping[str, type], *path: str) -> None:
         """Refuse unknown keys, and values of another type."""
@@ -126,7 +132,7 @@ class _Reader:
             if key not in known:
                 self._refuse(f"unknown setting {key!r}; choose from {', '.join(known)}", *path, key)
             if type(value) is not known[key]:
-                names = {str: "a string", int: "an integer", dict: "a table"}
+                names = {str: "a string", int: "an integer", float: "a decimal number", dict: "a table"}
                 self._refuse(f"{key!r} must be {names[known[key]]}", *path, key)
 
     def url(self, table: Mapping[str, str], key: str, *path: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from aggregations.definition.flow import Flow
+from aggregations.engine.sampling import ALL
 from aggregations.errors import FlowError
 from aggregations.run.binding import bind
 from jobs import stack
@@ -103,8 +104,10 @@ class FlowSettings:
         stores: URL of the store by stage name.
         dead_letters: The dead-letter topic; None when there is none.
         generation: Generation of the states; None for the live one.
-        origins: Origin of each setting, by `store of STAGE`, `dead letters`, `journal`, `generation`.
+        origins: Origin of each setting, by `store of STAGE`, `dead letters`, `journal`, `generation`,
+            `journal's share of events`.
         journal: Topic of the journal; None when there is none.
+        journal_share: Share of the events that it lists.
     """
 
     stores: dict[str, str]
@@ -112,6 +115,7 @@ class FlowSettings:
     generation: int | None
     origins: Mapping[str, str]
     journal: str | None = None
+    journal_share: float = ALL
 
     def shown(self) -> list[tuple[str, str, str]]:
         """Name, value and origin of each setting; URLs are shown without secrets."""
@@ -121,6 +125,8 @@ class FlowSettings:
             shown["dead letters"] = self.dead_letters
         if self.journal is not None:
             shown["journal"] = self.journal
+            if self.journal_share != ALL:
+                shown["journal's share of events"] = f"{self.journal_share:g}"
         return [(name, value, self.origins[name]) for name, value in shown.items()]
 
     def lines(self) -> list[str]:
@@ -139,24 +145,27 @@ def of_flow(
     *,
     dead_letters: str | None = None,
     journal: str | None = None,
+    journal_share: float | None = None,
     generation: int | None = None,
     env: Mapping[str, str] = os.environ,
     directory: Directory | None = None,
 ) -> FlowSettings:
     """Return the settings of a flow: each from the first of these sources, its most specific entry first.
 
-    1. The command line: `--store STAGE=URL`, `--store URL`, `--dead-letters`, `--journal`, `--generation`.
+    1. The command line: `--store STAGE=URL`, `--store URL`, `--dead-letters`, `--journal`,
+       `--journal-share`, `--generation`.
     2. The environment: `HEADWATER_STORE`.
     3. `headwater.toml` of the current directory.
     4. The flow's definition: `aggregate(..., store=URL)`.
-    5. The default: the LMDB store in `.headwater/states`, no dead-letter topic, no journal, the
-       live generation.
+    5. The default: the LMDB store in `.headwater/states`, no dead-letter topic, no journal, all
+       events in it, the live generation.
 
     Args:
         flow: The flow.
         store: Values of `--store`: `URL` for all stages, `STAGE=URL` for one.
         dead_letters: Value of `--dead-letters`.
         journal: Value of `--journal`.
+        journal_share: Value of `--journal-share`.
         generation: Value of `--generation`.
         env: Environment.
         directory: Content of `headwater.toml`, if it was read already.
@@ -170,7 +179,7 @@ def of_flow(
 
     def first(name: str, *found: tuple[str, T | None]) -> T | None:
         for origin, value in found:
-            if value:
+            if value is not None and value != "":
                 origins[name] = origin
                 return value
         return None
@@ -198,9 +207,10 @@ def of_flow(
         urls[name] = url or default
     letters = first("dead letters", ("--dead-letters", dead_letters), (FILE, file.dead_letters))
     entries = first("journal", ("--journal", journal), (FILE, file.journal))
+    share = first("journal's share of events", ("--journal-share", journal_share), (FILE, file.journal_share))
     number = first("generation", ("--generation", generation), (FILE, file.generation))
     origins.setdefault("generation", DEFAULT)
-    return FlowSettings(bind(flow, urls), letters, number, origins, entries)
+    return FlowSettings(bind(flow, urls), letters, number, origins, entries, ALL if share is None else share)
 
 
 def check_shared(what: str, url: str, option: str = "--store") -> None:

@@ -82,14 +82,27 @@ class SequenceSnapshots:
     def __init__(self, store: StateStore | str, name: str) -> None:
         self._values = KeptValues(store, name, "Snapshot")
 
-    def load(self, topic: str, partition: int) -> Snapshot | None:
-        """The latest snapshot of a log; None before the first."""
+    def load(self, topic: str, partition: int, topic_id: str = "") -> Snapshot | None:
+        """The latest snapshot of a log; None before the first, and if it is of another topic of this name.
+
+        Args:
+            topic: The topic.
+            partition: The partition.
+            topic_id: Kafka's id of the topic, if it is known.
+        """
         key = f"{topic}:{partition}".encode()
         kept = self._values.load([key])[key]
-        return None if kept.value is None else Snapshot.load(kept.value)
+        other = topic_id and kept.topic_ids.get(topic, topic_id) != topic_id
+        return None if kept.value is None or other else Snapshot.load(kept.value)
 
-    def save(self, topic: str, partition: int, snapshot: Snapshot) -> None:
+    def save(self, topic: str, partition: int, snapshot: Snapshot, topic_id: str = "") -> None:
         """Replace the snapshot of a log.
+
+        Args:
+            topic: The topic.
+            partition: The partition.
+            snapshot: The snapshot.
+            topic_id: Kafka's id of the topic, if it is known.
 
         Raises:
             Fenced: A newer writer of this name has begun.
@@ -99,6 +112,7 @@ class SequenceSnapshots:
         kept = self._values.load([key])[key]
         kept.value = snapshot.dump()
         kept.positions = {TopicPartition(topic, partition): snapshot.next_offset}
+        kept.topic_ids = {topic: topic_id} if topic_id else {}
         self._values.save({key: kept})
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from envelope.dedup.eviction import LANES
 from envelope.dedup.history import WIDE
 from envelope.filters.arrival import Filter
 from envelope.filters.producers import Gaps, ProducerFilter
+from envelope.filters.sequence_maps import EVERYWHERE, DedupPolicy
 
 if TYPE_CHECKING:
     from aggregations.definition.flow import Flow
@@ -26,6 +27,7 @@ class Deduplicating(Generic[T]):
         self,
         rule: Filter[Any],
         *,
+        policy: DedupPolicy = EVERYWHERE,
         name: str = "",
         history: int | None = None,
         lanes: int = LANES,
@@ -40,6 +42,7 @@ class Deduplicating(Generic[T]):
 
         Args:
             rule: The filter. All its parameters but its name are part of the definition of this stage and of later ones.
+            policy: Topics whose elements it judges. Those of other topics are passed on, as `unidentified`.
             name: Name of the stage; that of the filter when empty.
             history: Positions remembered per lane of a state; None for 1,024, or 32 of a filter by key.
             lanes: As for `aggregate`.
@@ -48,9 +51,12 @@ class Deduplicating(Generic[T]):
         flow = cast("Flow[T]", self)
         with located("deduplicate()"):
             _check_rule(rule)
+            check_type("policy=", policy, DedupPolicy, "a DedupPolicy")
         name = name or rule.name
         check_name("stage", name)
-        judging = Judging(rule)
+        unjudged = tuple(sorted(topic for topic in flow.topics if not policy.enabled(topic)))
+        judged = {topic: source for topic, source in flow.topics.items() if topic not in unjudged}
+        judging = Judging(rule, unjudged)
         with located(f"filter {name!r}"):
             check_positive("history=", 1 if history is None else history)
             check_positive("lanes=", lanes)
@@ -62,13 +68,13 @@ class Deduplicating(Generic[T]):
                 raise FlowError("it judges records, not the items of a flat_map(): deduplicate before it")
             if any(isinstance(step, Aggregate) and step.rule is None for step in steps):
                 raise FlowError("it judges records, not what a stage passes on: deduplicate before aggregate()")
-            if judging.shares_topics and len(flow.topics) > 1:
+            if judging.shares_topics and len(judged) > 1:
                 raise FlowError(
                     "records of several topics would share its states. No order is certain between topics, so "
                     "after a crash a flow might pass on both of two duplicates: use a filter by partition, or publish to one "
                     "topic that another flow filters"
                 )
-            bare = [topic for topic, source in flow.topics.items() if not source.envelope]
+            bare = [topic for topic, source in judged.items() if not source.envelope]
             if judging.reads_envelope and bare:
                 raise FlowError(f"it reads envelopes, and topic {bare[0]} has none: extract from a header or a column")
             if judging.foreign:

@@ -1,10 +1,10 @@
 """A flow as text, one line a step: what `headwater describe` shows."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aggregations.definition.emit import Emit
-from aggregations.definition.expressions import name_of, text_of
+from aggregations.definition.expressions import Expression, name_of, text_of
 from aggregations.definition.fields import Fields
 from aggregations.definition.judging import Judging
 from aggregations.definition.lookups import Lookup
@@ -120,7 +120,7 @@ def _content(step: Step | Aggregate | PublishStates) -> str:
         case Filter(argument) | Divert(argument) | FlatMap(argument):
             return text_of(argument)
         case Map(columns, function):
-            return ", ".join(columns) if function is None else name_of(function)
+            return _columns(columns) if function is None else name_of(function)
         case Publish(topic, key, value, topics=topics):
             text = f"{text_of(topic)}: {', '.join(topics)}" if topics else str(topic)
             by = "" if key is None else f", key {text_of(key)}"
@@ -130,8 +130,7 @@ def _content(step: Step | Aggregate | PublishStates) -> str:
         case Branch(name=name, when=when):
             return name if when is None else f"{name} when {text_of(when)}"
         case Lookup(table, _, key, columns, missing):
-            added = ", ".join(name if name == of else f"{name}={of}" for name, of in columns.items())
-            return f"{added} of {table} by {text_of(key)}, missing {missing}"
+            return f"{_columns(columns)} of {table} by {text_of(key)}, missing {missing}"
         case Aggregate():
             return _stage(step)
 
@@ -163,7 +162,13 @@ def _emitted(stage: Aggregate) -> str:
     if not isinstance(emit, Emit):
         return f", emit {name_of(emit)}"
     when = "" if emit.condition is None else f" when {text_of(emit.condition)}"
-    return f", emit {', '.join(emit.columns)}{when}"
+    return f", emit {_columns(emit.columns)}{when}"
+
+
+def _columns(columns: Mapping[str, Expression]) -> str:
+    """Columns by their names, each with what it is, unless that is a column of this name."""
+    texts = {name: text_of(of) for name, of in columns.items()}
+    return ", ".join(name if name == text else f"{name}={text}" for name, text in texts.items())
 
 
 def _topic(topic: Topic, tombstones: Tombstones = Tombstones.SKIP) -> str:

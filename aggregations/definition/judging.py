@@ -47,15 +47,18 @@ class Judging:
 
     Attributes:
         rule: The filter.
+        unjudged: Topics whose elements are passed on as they are, ascending.
         definition: Canonical text of the filter and its parameters, without its name.
     """
 
     rule: Filter[Any]
+    unjudged: tuple[str, ...] = ()
     definition: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Once, where the flow is written: a worker that gets it pickled may not have the source.
-        object.__setattr__(self, "definition", f"deduplicate {_text_of(self.rule)}")
+        apart = f" but {', '.join(self.unjudged)}" if self.unjudged else ""
+        object.__setattr__(self, "definition", f"deduplicate {_text_of(self.rule)}{apart}")
 
     def zero(self) -> Any:
         """The state of a scope before its first element."""
@@ -133,15 +136,18 @@ class Judging:
         there.
         """
         if self.spans or not is_built_in(self.rule):
-            return Scopes(self.rule)
-        return PLACE if not self.by_key else pl.coalesce(pl.col(KEY), PLACE.cast(pl.Binary))
+            return Scopes(self.rule, self.unjudged)
+        if not self.by_key:
+            return PLACE
+        key = pl.when(~pl.col(TOPIC).is_in(self.unjudged)).then(KEY) if self.unjudged else pl.col(KEY)
+        return pl.coalesce(key, PLACE.cast(pl.Binary))
 
     def describe(self) -> str:
         """The filter in a few words."""
-        name = name_of(type(self.rule))
+        name, apart = name_of(type(self.rule)), f", not of {', '.join(self.unjudged)}" if self.unjudged else ""
         if not is_built_in(self.rule):
-            return name
-        return f"{name} by {'id' if self.spans else (Scope.KEY if self.by_key else Scope.PARTITION).value}"
+            return name + apart
+        return f"{name} by {'id' if self.spans else (Scope.KEY if self.by_key else Scope.PARTITION).value}{apart}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +155,10 @@ class Scopes:
     """Returns the key of the state that judges an element; `aggregations.columns.scopes` does so for columns."""
 
     rule: Filter[Any]
+    unjudged: tuple[str, ...] = ()
 
     def __call__(self, element: Element[Any]) -> bytes:
-        scope = self.rule.scope(element)
+        scope = None if element.topic in self.unjudged else self.rule.scope(element)
         return place_of(element).encode() if scope is None else scope
 
 

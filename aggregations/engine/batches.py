@@ -10,9 +10,10 @@ from itertools import count
 from typing import Any, Protocol, TypeVar
 
 from aggregations.definition.flow import Flow
+from aggregations.engine.dropped import Dropped
 from aggregations.engine.held import Rebuilding
 from aggregations.engine.job import Exclusion, Job, RecordAtStage, TaskReport, newly_failed
-from aggregations.engine.journal import Dropped, Journal, entry_of
+from aggregations.engine.journal import Journal, entry_of
 from aggregations.engine.opening import Opening
 from aggregations.engine.partition_watch import PartitionWatch
 from aggregations.engine.partitioners import are_apart
@@ -20,6 +21,7 @@ from aggregations.engine.publish import produce_outputs
 from aggregations.engine.ranges import Slot
 from aggregations.engine.retry import ATTEMPTS, StoppedError, may_pass, pause_seconds, worst
 from aggregations.engine.roots import ask_ends, check_source, ids_of
+from aggregations.engine.sampling import ALL
 from aggregations.errors import SharedKeyError, TasksLostError
 from aggregations.per_message.ledger import Doubt, Entry, UnlistedError
 from aggregations.per_message.publishing import OutputMessage
@@ -153,6 +155,7 @@ class Batches:
                     [one for slot in tasks for one in slot.ranges],
                     report.dropped,
                     again=replays or self._tries > 1,
+                    share=self._journal.share,
                 )
             )
             report.dropped = Dropped()
@@ -379,6 +382,7 @@ class Batches:
             removed=self._retirement.removed,
             closed=self._final.closed(self._retirement.removed),
             journaled=self._journal is not None,
+            share=ALL if self._journal is None else self._journal.share,
             sends=self._sends,
             held=self._rebuilding is not None,
             outputs_held=self._rebuilding is not None and self._rebuilding.outputs,

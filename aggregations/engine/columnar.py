@@ -330,7 +330,7 @@ def _further(job: Job, stage: Stage, frame: pl.DataFrame) -> list[str]:
 
 def _keys(stepped: Stepped, of: Expression | Callable[[Element[Any]], Any]) -> pl.Series:
     """Canonical bytes of the stage's key of every row; rows without one are rejected."""
-    if isinstance(of, Scopes) and stepped.values is None and (scopes := scopes_of(of.rule, stepped.frame)) is not None:
+    if isinstance(of, Scopes) and stepped.values is None and (scopes := scopes_of(of, stepped.frame)) is not None:
         return scopes.alias(STAGE_KEY)
     if not isinstance(of, str | pl.Expr) or stepped.values is not None:
         keys = stepped.succeeded([stage_key(one) for one in stepped.each(of)])

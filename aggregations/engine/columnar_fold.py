@@ -44,7 +44,7 @@ from aggregations.engine.path import Work
 from aggregations.engine.python_fold import fold_elements
 from aggregations.engine.row_arrivals import arrival_of
 from aggregations.engine.rows import BROKEN, INPUT, REKEYED, Rows, closed_rows
-from aggregations.engine.verdicts import count_verdicts
+from aggregations.engine.verdicts import count_verdicts, note_decided
 from aggregations.errors import FlowError
 from aggregations.per_message.arrivals import passed_on
 from aggregations.per_message.emitting import emitted_types
@@ -313,7 +313,8 @@ class ColumnarFold:
         counts = self.work.report.counts
         counts.verdicts.setdefault(self.stage.name, Counter()).update(outcome.verdicts)
         counts.retired += outcome.retired
-        self.work.decided(self.stage.name, outcome.decided)
+        self.work.collector.decided(self.stage.name, outcome.decided)
+        note_decided(self.work, self.stage.name, self.rows, rows, outcome.decided)
         for row, one in zip(rows, outcome.decided, strict=True):
             self.accepted[row] = one.decision.fold or one.arrival.transit
             if self.aggregate.emit is not None:

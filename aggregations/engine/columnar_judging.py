@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import polars as pl
 
@@ -20,8 +21,8 @@ from aggregations.columns.judge import VERDICTS, HistoryLimits, Judged, judge
 from aggregations.columns.judging import rulings_of, stamped, times_of
 from aggregations.columns.lane_names import known_names
 from aggregations.columns.order import sorted_rows
-from aggregations.columns.records import StoredStates, form_of
-from aggregations.columns.rulings import begins_of
+from aggregations.columns.records import StoredStates, Texts, form_of
+from aggregations.columns.rulings import UNIDENTIFIED, Rulings, begins_of
 from aggregations.columns.subjects import subjects_of
 from aggregations.definition.flow import Stage
 from aggregations.definition.inputs import siblings_of
@@ -30,7 +31,7 @@ from aggregations.engine.columnar_fold import ColumnarFold
 from aggregations.engine.path import Work
 from aggregations.engine.row_arrivals import arrival_of
 from aggregations.engine.rows import INPUT, Rows
-from aggregations.engine.verdicts import count_verdicts
+from aggregations.engine.verdicts import count_verdicts, note_decided
 from aggregations.per_message.arrivals import passed_on
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import RejectedRecord
@@ -92,7 +93,7 @@ class ColumnarJudging(ColumnarFold):
         judged = judged_of(every, uncommon)
         if (again := self._judged_before(judged)).any():
             judged = judged_of(every, uncommon | again)
-        rows = reading[judged.fold[reading]]
+        rows, unjudged = self._parted(reading[judged.fold[reading]])
         rulings = rulings_of(
             self._rule.rule,
             inputs[rows] if inputs.width else inputs,
@@ -100,7 +101,9 @@ class ColumnarJudging(ColumnarFold):
             self.codes[rows],
             before,
         )
+        self._keep(np.setdiff1d(self.codes[unjudged], self.codes[rows]), before, rulings)
         verdicts = judged.verdicts.copy()
+        verdicts[unjudged], self.accepted[unjudged] = UNIDENTIFIED, True
         # What the filter accepts has the verdict on its position.
         told = rulings.verdicts != _ACCEPTED
         verdicts[rows[told]] = rulings.verdicts[told]
@@ -130,6 +133,19 @@ class ColumnarJudging(ColumnarFold):
     def _rule(self) -> Judging:
         assert isinstance(self.aggregate.fold, Judging)
         return self.aggregate.fold
+
+    def _parted(self, rows: Ints) -> tuple[Ints, Ints]:
+        """The rows that the filter judges, and those of topics that it does not."""
+        topics = self.frame.get_column(schema.TOPIC).is_in(self._rule.unjudged).to_numpy()[rows]
+        return rows[~topics], rows[topics]
+
+    def _keep(self, codes: Ints, before: StoredStates, rulings: Rulings) -> None:
+        """Add the states whose rows the filter has not judged, as they were."""
+        if len(codes):
+            texts, zero = Texts(rulings.values, rulings.texts), self._rule.zero()
+            for code in codes.tolist():
+                texts.put(0, code, msgspec.json.decode(before.text(0, code)) if before.exists[code] else zero)
+            rulings.texts = texts.joined()
 
     def _judged_before(self, judged: Judged) -> Mask:
         """Rows that an attempt that crashed may have rejected: without a chain, and below what their states hold."""
@@ -189,7 +205,8 @@ class ColumnarJudging(ColumnarFold):
         counts.verdicts.setdefault(self.stage.name, Counter()).update(outcome.verdicts)
         counts.retired += outcome.retired
         counts.warnings.update(outcome.warnings)
-        self.work.decided(self.stage.name, outcome.decided)
+        self.work.collector.decided(self.stage.name, outcome.decided)
+        note_decided(self.work, self.stage.name, self.rows, rows, outcome.decided, filters=True)
         self._reject({int(rows[i]): cause for i, cause in outcome.rejected.items()})
         for row, one in zip(rows.tolist(), outcome.decided, strict=True):
             self.accepted[row] = bool(one.emitted)

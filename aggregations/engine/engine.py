@@ -17,6 +17,7 @@ from aggregations.engine.opening import Opening
 from aggregations.engine.partition_watch import PartitionWatch
 from aggregations.engine.ranges import Range, Source, aligned, before, slots_of
 from aggregations.engine.retry import StoppedError
+from aggregations.engine.sampling import ALL
 from aggregations.errors import SparkEndedError
 from aggregations.per_message.times import Times, times_in
 from aggregations.report import Report
@@ -66,6 +67,7 @@ class Engine:
         stop: Set to end the run.
         metadata_max_age: Seconds for which producers may not know of new partitions.
         journal: Topic of the flow's journal; None if it has none.
+        journal_share: Share of the events that it lists.
         sends: Send outputs and dead letters; otherwise they are only counted.
         rebuilding: The run is that of a rebuild, which holds what it does not send; None for any other run.
     """
@@ -83,13 +85,17 @@ class Engine:
         stop: threading.Event,
         metadata_max_age: float,
         journal: str | None = None,
+        journal_share: float = ALL,
         sends: bool = True,
         rebuilding: Rebuilding | None = None,
     ) -> None:
         self.flow = flow
         self.run = opening.run
         self._watches = {plan.topic: PartitionWatch(opening, plan, metadata_max_age) for plan in opening.plans}
-        self._journal = None if journal is None else Journal(kafka, journal)
+        self._journal = None
+        if journal is not None:
+            most_bytes = opening.topics.max_message_bytes([journal])[journal]
+            self._journal = Journal(kafka, journal, journal_share, most_bytes=most_bytes)
         self._offsets = GroupOffsets(group, opening.topics, opening.run)
         self.batches = Batches(
             flow,

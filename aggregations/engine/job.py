@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from aggregations.definition.flow import Flow, Stage
 from aggregations.definition.operators import publishes
 from aggregations.engine.clients import store_of
-from aggregations.engine.journal import Dropped
+from aggregations.engine.dropped import Dropped
 from aggregations.engine.ranges import Slot
 from aggregations.engine.roots import EndsByIncarnation
+from aggregations.engine.sampling import ALL
 from aggregations.errors import SharedKeyError
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.ledger import Changes, Doubt, Ledger
@@ -85,6 +86,7 @@ class Job:
         removed: Due time up to which states have left the store, by stage, in seconds since 1970.
         closed: Time up to which elements are too late, by stage: see `aggregations.run.final.FinalSnapshots.closed`.
         journaled: Tasks note which records they drop.
+        share: Of this share of the events.
         sends: Outputs and dead letters are sent; otherwise they are only counted.
         held: Dead letters that are not sent are held in the store (`aggregations.engine.held`).
         outputs_held: So are outputs (`aggregations.run.held_outputs`).
@@ -122,6 +124,7 @@ class Job:
     removed: Mapping[str, int] = field(default_factory=dict)
     closed: Mapping[str, int] = field(default_factory=dict)
     journaled: bool = False
+    share: float = ALL
     sends: bool = True
     held: bool = False
     outputs_held: bool = False

@@ -9,35 +9,33 @@ waiting for its acknowledgement: a crash may lose entries, and a broker that ref
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 import msgspec
-import numpy as np
+from msgspec.structs import replace
 
-from aggregations.columns.arrays import Ints
+from aggregations.engine.dropped import MOST_RUNS, Dropped, Listed, Runs, runs_of
 from aggregations.engine.ranges import Range
-from aggregations.per_message.stage import Decided
-from envelope import TopicPartition, Verdict
+from aggregations.engine.sampling import ALL, is_sampled
+from envelope import Node, TopicPartition, Verdict
 from persistence.commit.faults import JOURNAL, effect
 from persistence.errors import Transient
-from persistence.kafka import AcknowledgedProducer, BrokerError, KafkaSettings
+from persistence.kafka import AcknowledgedProducer, BrokerError, BrokerUnavailable, KafkaSettings
+from persistence.kafka.topics import MAX_MESSAGE_BYTES
 from persistence.protocol import FlowRef
 
 _LOG = logging.getLogger("headwater.engine")
 
 SCHEMA: Final = 1
-MOST_OFFSETS: Final = 100_000
-"""Offsets that one task lists of a batch, 0.8 MB; further ones are only counted."""
-MOST_RUNS: Final = 20_000
-"""Runs of consecutive offsets in one entry, at most about 200 kB; a replayed range is one run."""
 _FLUSH_SECONDS: Final = 5.0
-
-Runs: TypeAlias = Sequence[int]
-"""Ascending offsets: the first one, how many follow each other, the gap to the next one, how many follow, ..."""
-Offsets: TypeAlias = dict[tuple[str, str, str, int], list[Ints]]
-"""Offsets by stage, verdict, topic and partition."""
+_PAUSE_SECONDS: Final = 60.0
+"""After an error: a client that fails at every batch would log a line, and be replaced, every time."""
+_QUEUE_KBYTES: Final = 16 * 1024
+_OVERHEAD_BYTES: Final = 1024
+"""Of a record batch around one entry with its key, the flow's name."""
+_UNANSWERED: Final = "Check that the topic exists, that enough of its replicas are in sync, and that the broker runs"
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -55,6 +53,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
         again: The batch, or a part of it, had been folded before: what its stages hold from then counts as dropped.
         generation: Generation of the flow.
         schema: Version of this layout.
+        share: Share of the events whose records `dropped` and `unlisted` are about.
     """
 
     flow: str
@@ -68,6 +67,11 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     again: bool = False
     generation: int = 1
     schema: int = SCHEMA
+    share: float = ALL
+
+    def has(self, root: Node) -> bool:
+        """Whether it lists the records of an event that were dropped, or would do so."""
+        return is_sampled(self.share, root)
 
     def verdict(self, stage: str, topic: str, partition: int, offset: int) -> Verdict | None:
         """The verdict with which a stage dropped a record; None if it is not listed."""
@@ -75,6 +79,21 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
             if offset in Listed(topics.get(topic, {}).get(partition, ())):
                 return Verdict(verdict)
         return None
+
+    def cut(self, most: int) -> "Entry":
+        """The entry with at most so many runs; the elements of the others are counted in `unlisted`."""
+        listed: dict[str, dict[str, dict[str, dict[int, Runs]]]] = {}
+        unlisted, room = dict(self.unlisted), 2 * most
+        for stage, verdicts in self.dropped.items():
+            for verdict, topics in verdicts.items():
+                for topic, partitions in topics.items():
+                    for partition, runs in partitions.items():
+                        if beyond := sum(runs[room + 1 :: 2]):
+                            unlisted[stage] = unlisted.get(stage, 0) + beyond
+                        if kept := runs[:room]:
+                            listed.setdefault(stage, {}).setdefault(verdict, {}).setdefault(topic, {})[partition] = kept
+                        room -= len(kept)
+        return replace(self, dropped=listed, unlisted=unlisted)
 
 
 _encoder = msgspec.json.Encoder()
@@ -95,86 +114,6 @@ def decode_entry(value: bytes | None) -> Entry | None:
     return entry if entry.schema <= SCHEMA else None
 
 
-def runs_of(offsets: Ints) -> list[int]:
-    """Runs of ascending offsets."""
-    if not len(offsets):
-        return []
-    ends = np.flatnonzero(np.diff(offsets) != 1)
-    firsts = offsets[np.concatenate(([0], ends + 1))]
-    lasts = offsets[np.concatenate((ends, [len(offsets) - 1]))]
-    pairs = np.empty(2 * len(firsts), np.int64)
-    pairs[1::2] = lasts - firsts + 1
-    pairs[0] = firsts[0]
-    pairs[2::2] = firsts[1:] - lasts[:-1]
-    found: list[int] = pairs.tolist()
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Listed:
-    """Offsets in runs."""
-
-    runs: Runs
-
-    def __contains__(self, offset: int) -> bool:
-        return any(offset in run for run in self)
-
-    def __iter__(self) -> Iterator[range]:
-        last = 0
-        for gap, length in zip(self.runs[::2], self.runs[1::2], strict=True):
-            first = last + gap
-            yield range(first, first + length)
-            last = first + length - 1
-
-
-@dataclass(slots=True)
-class Dropped:
-    """The elements that a batch, or a part of it, dropped, by the offsets of their records.
-
-    Attributes:
-        offsets: The offsets.
-        unlisted: Number of further elements by stage.
-    """
-
-    offsets: Offsets = field(default_factory=dict)
-    unlisted: dict[str, int] = field(default_factory=dict)
-
-    def take(self, stage: str, verdict: str, topic: str, partitions: Ints, offsets: Ints) -> None:
-        """Note elements that a stage dropped with one verdict.
-
-        Args:
-            stage: The stage.
-            verdict: The verdict.
-            topic: Topic of their records.
-            partitions: Partition of each.
-            offsets: Offset of each.
-        """
-        room = max(MOST_OFFSETS - sum(len(part) for parts in self.offsets.values() for part in parts), 0)
-        if len(offsets) > room:
-            self.unlisted[stage] = self.unlisted.get(stage, 0) + len(offsets) - room
-            partitions, offsets = partitions[:room], offsets[:room]
-        for partition in np.unique(partitions).tolist():
-            self.offsets.setdefault((stage, verdict, topic, partition), []).append(offsets[partitions == partition])
-
-    def decided(self, stage: str, decided: Iterable[Decided]) -> None:
-        """Note what the pure code dropped."""
-        found: dict[tuple[str, str], list[tuple[int, int]]] = {}
-        for one in decided:
-            if one.reason is None and not one.decision.fold and not one.arrival.transit:
-                own = one.arrival.element.own
-                found.setdefault((one.decision.verdict.value, own.topic), []).append((own.partition, own.offset))
-        for (verdict, topic), places in found.items():
-            columns = np.array(places, np.int64)
-            self.take(stage, verdict, topic, columns[:, 0], columns[:, 1])
-
-    def add(self, other: "Dropped") -> None:
-        """Add another part's."""
-        for place, parts in other.offsets.items():
-            self.offsets.setdefault(place, []).extend(parts)
-        for stage, count in other.unlisted.items():
-            self.unlisted[stage] = self.unlisted.get(stage, 0) + count
-
-
 def entry_of(
     ref: FlowRef,
     epoch: int,
@@ -186,6 +125,7 @@ def entry_of(
     dropped: Dropped,
     *,
     again: bool,
+    share: float = ALL,
 ) -> Entry:
     """The entry of a batch; see `Entry`.
 
@@ -199,23 +139,21 @@ def entry_of(
         ranges: What it read.
         dropped: What it dropped.
         again: It had been folded before.
+        share: Share of the events that `dropped` is about.
     """
     begun = {one.place: one.start for one in ranges}
     read: dict[str, dict[int, tuple[int, int]]] = {}
     for place, end in ends.items():
         read.setdefault(place.topic, {})[place.partition] = (begun.get(place, end), end)
     listed: dict[str, dict[str, dict[str, dict[int, Runs]]]] = {}
-    unlisted, room = dict(dropped.unlisted), 2 * MOST_RUNS
-    for (stage, verdict, topic, partition), parts in sorted(dropped.offsets.items(), key=lambda item: item[0]):
-        runs = runs_of(np.unique(np.concatenate(parts)))
-        if len(runs) > room:
-            unlisted[stage] = unlisted.get(stage, 0) + sum(runs[room + 1 :: 2])
-            runs = runs[:room]
-        room -= len(runs)
-        if runs:
+    for (stage, verdict, topic, partition), parts in sorted(dropped.spans.items(), key=lambda item: item[0]):
+        if runs := runs_of(parts):
             listed.setdefault(stage, {}).setdefault(verdict, {}).setdefault(topic, {})[partition] = runs
     ids = {topic: topic_ids[topic] for topic in read}
-    return Entry(ref.flow, epoch, batch, time_ms, ids, read, listed, unlisted, again, ref.generation)
+    entry = Entry(
+        *(ref.flow, epoch, batch, time_ms, ids, read, listed, dropped.unlisted, again, ref.generation), share=share
+    )
+    return entry.cut(MOST_RUNS)
 
 
 class Journal:
@@ -224,21 +162,45 @@ class Journal:
     Args:
         settings: Settings of the Kafka cluster.
         topic: The topic.
+        share: Share of the events that its entries list.
+        most_bytes: The topic's max.message.bytes: a longer entry lists fewer elements.
+
+    Attributes:
+        share: The same.
     """
 
-    def __init__(self, settings: KafkaSettings, topic: str) -> None:
+    def __init__(
+        self, settings: KafkaSettings, topic: str, share: float = ALL, *, most_bytes: int = MAX_MESSAGE_BYTES
+    ) -> None:
         self._topic = topic
-        self._producer = AcknowledgedProducer(settings)
-        self._failed = False
+        self.share = share
+        self._most_bytes = most_bytes - _OVERHEAD_BYTES
+        # If the topic takes nothing, the run waits so long whenever half of the queue is full, and gives the entries up.
+        self._producer = AcknowledgedProducer(
+            settings, delivery_timeout=_FLUSH_SECONDS, queue_buffering_max_kbytes=_QUEUE_KBYTES
+        )
+        self._sent = self._failed = False
+        self._again_at = 0.0
 
     def write(self, entry: Entry) -> None:
-        """Queue an entry. An error is logged, once in a row: the batch is committed, and `explain` knows less of it."""
+        """Queue an entry. An error is logged, once in a row: the batch is committed, and `explain` knows less of it.
+
+        After an error entries are given up for a minute.
+        """
+        if time.monotonic() < self._again_at:
+            return
+        value, runs = encode_entry(entry), MOST_RUNS
+        while len(value) > self._most_bytes and runs:
+            runs //= 2
+            value = encode_entry(entry.cut(runs))
         try:
-            effect(JOURNAL, lambda: self._producer.send(self._topic, encode_entry(entry), entry.flow.encode()))
+            if self._sent and self._producer.is_settled():
+                self._failed = False
+            effect(JOURNAL, lambda: self._producer.send(self._topic, value, entry.flow.encode()))
         except (BrokerError, Transient) as error:
             self._warn(error)
         else:
-            self._failed = False
+            self._sent = True
 
     def close(self) -> None:
         """Wait a moment for the acknowledgement of what is queued."""
@@ -250,7 +212,7 @@ class Journal:
 
     def _warn(self, error: BrokerError | Transient) -> None:
         if not self._failed:
-            _LOG.warning(
-                "journal %s: %s. The run continues; `headwater explain` lacks these batches", self._topic, error
-            )
-        self._failed = True
+            why = f"{error.what}. {_UNANSWERED}" if isinstance(error, BrokerUnavailable) else str(error)
+            _LOG.warning("journal %s: %s. The run continues; `headwater explain` lacks these batches", self._topic, why)
+        self._sent, self._failed = False, True
+        self._again_at = time.monotonic() + _PAUSE_SECONDS

@@ -54,7 +54,8 @@ class MessagePath:
         with work.timed("fold"):
             outcome = loop.fold(stage, arrivals, load)
             if job.journaled:
-                work.report.dropped.decided(stage.name, outcome.decided)
+                filters = stage.aggregate.rule is not None
+                work.report.dropped.decided(stage.name, outcome.decided, job.share, filters=filters)
             work.outputs += job.snapshots_of(stage, outcome.states)
             writes = writes_of(outcome.states, stage.definition, stage.aggregate.renewed)
             passed_on = loop.onward(stage, outcome)

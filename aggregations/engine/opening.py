@@ -11,6 +11,7 @@ from typing import Any
 from aggregations.definition.flow import Flow
 from aggregations.definition.operators import Publish, PublishStates, flattened
 from aggregations.engine.held import Rebuilding
+from aggregations.engine.sampling import ALL, check_share
 from aggregations.errors import FlowError
 from aggregations.run.begin import begin, look
 from aggregations.run.consistency import check_durability
@@ -53,6 +54,7 @@ def check_arguments(
     *,
     dead_letters: str | None = None,
     journal: str | None = None,
+    journal_share: float = ALL,
 ) -> None:
     """Refuse invalid combinations that need no answer from a server.
 
@@ -62,10 +64,11 @@ def check_arguments(
         accept: Names of accepted risks.
         dead_letters: Dead-letter topic.
         journal: Topic of the flow's journal.
+        journal_share: Share of the events that it lists.
 
     Raises:
-        FlowError: States would end with the process, a risk does not exist, or the flow reads or publishes to the
-            dead-letter topic or the journal.
+        FlowError: States would end with the process, a risk does not exist, the share is invalid, or the flow reads or
+            publishes to the dead-letter topic or the journal.
     """
     if dead_letters in flow.topics:
         raise FlowError(
@@ -81,6 +84,7 @@ def check_arguments(
         raise FlowError(
             f"flow {flow.name}: --journal {journal} is a topic that the flow reads or writes; use a separate topic"
         )
+    check_share("--journal-share", journal_share)
     for name, url in stores.items():
         if url.startswith("memory:"):
             raise FlowError(
@@ -138,6 +142,13 @@ def open_run(
         refuse(found, accept)
         for finding in found:
             _LOG.warning("%s", finding)
+    for topic, policy in topics.cleanup_policies(filter(None, [journal])).items():
+        if "compact" in (policy or ""):
+            _LOG.warning(
+                "journal %s: cleanup.policy=%s keeps only the newest entry of each flow. Set it to delete",
+                topic,
+                policy,
+            )
     with ExitStack() as stack:
         if only_looks:
             run = look(flow, stores, generation=generation, accept=accept)

@@ -61,6 +61,8 @@ def are_apart(flow: Flow[Any], settings: KafkaSettings, topics: Topics) -> bool:
     first = flow.stages[0] if flow.stages else None
     if not flow.merges or first is None or not first.aggregate.co_partitioned or first.fans_out:
         return False
+    if first.aggregate.rule is not None:
+        return False  # a filter has states of its own for each topic
     try:
         numbers = set(topics.partitions(flow.topics).values())
         if len(numbers) > 1 or numbers == {1}:

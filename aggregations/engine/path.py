@@ -21,7 +21,6 @@ from aggregations.engine.roots import RootTopics
 from aggregations.per_message.dead_letters import DeadLetterCollector
 from aggregations.per_message.lookups import rows_before
 from aggregations.per_message.publishing import OutputMessage
-from aggregations.per_message.stage import Decided
 from aggregations.run.incarnations import Incarnations
 from envelope import Node
 from persistence.protocol import Write
@@ -79,12 +78,6 @@ class Work:
             flow.followed,
             flow.publishing,
         )
-
-    def decided(self, stage: str, decided: Sequence[Decided]) -> None:
-        """Collect the dead letters of a stage's decisions, and for the journal what it dropped."""
-        self.collector.decided(stage, decided)
-        if self.job.journaled:
-            self.report.dropped.decided(stage, decided)
 
     def fail(self, stage: int, own: Node, cause: Exclusion) -> None:
         """Note that no task may fold an item of a record at a stage."""

@@ -11,6 +11,7 @@ from aggregations.engine.clients import own_clients
 from aggregations.engine.engine import MAX_RECORDS, Engine
 from aggregations.engine.held import Rebuilding
 from aggregations.engine.opening import Opening, check_arguments, open_run
+from aggregations.engine.sampling import ALL
 from aggregations.local.executor import LocalExecutor
 from aggregations.report import Report
 from aggregations.run.binding import bind
@@ -27,6 +28,7 @@ def run_local(
     stores: Mapping[str, str],
     dead_letters: str | None = None,
     journal: str | None = None,
+    journal_share: float = ALL,
     group: str | None = None,
     generation: int | None = None,
     accept: Sequence[str] = (),
@@ -51,6 +53,7 @@ def run_local(
         stores: URL of the store by stage name, as for `aggregations.run.binding.bind`.
         dead_letters: Dead-letter topic. Without one the first record that cannot be used ends the run.
         journal: Topic that gets an entry for each batch, for `headwater explain`; None for none.
+        journal_share: Share of the events whose dropped records it lists, above 0 and at most 1.
         group: Consumer group whose offsets show the flow's progress to lag tools; the flow's name when None.
         generation: Generation of the states; None for the live one.
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
@@ -78,7 +81,7 @@ def run_local(
     stores = bind(flow, stores)
     check_type("kafka=", kafka, KafkaSettings, 'KafkaSettings, such as KafkaSettings("localhost:9092")')
     start = checked_starts(start, flow.topics)
-    check_arguments(flow, stores, accept, dead_letters=dead_letters, journal=journal)
+    check_arguments(flow, stores, accept, dead_letters=dead_letters, journal=journal, journal_share=journal_share)
     group = None if rebuilding is not None else group or flow.name
     opening = open_run(
         flow,
@@ -104,6 +107,7 @@ def run_local(
         stop=stop or threading.Event(),
         metadata_max_age=metadata_max_age,
         journal=journal,
+        journal_share=journal_share,
         sends=rebuilding is None,
         rebuilding=rebuilding,
     ) as engine:

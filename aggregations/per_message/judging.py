@@ -133,7 +133,7 @@ def _judge_key(
     # Of copies on several lanes the filter judges the first one: a later one would be out of order.
     decisions = dict(zip(arrivals, before.histories.judge(standings, siblings, by_lane=False), strict=True))
     state = rule.load(before.fold) if before.folded else rule.zero()
-    found, folded = _Judged(), list[Standing]()
+    unjudged, found, folded = stage.fold.unjudged, _Judged(), list[Standing]()
     taken, refused = set[tuple[str, Position]](), set[tuple[str, Position]]()
     room = Room(before.histories)
 
@@ -142,6 +142,8 @@ def _judge_key(
         arrival, standing = arrivals[i], arrivals[i].standing
         if (full := room.take(standing)) is not None:
             ruling = Ruling(Verdict.REJECTED, forward=False, reason=full[0], detail=full[1])
+        elif subjects[i].topic in unjudged:
+            ruling = UNIDENTIFIED
         else:
             ruling, state = ruled(rule, state, subjects[i])
         if ruling.warning:

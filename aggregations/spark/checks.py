@@ -6,6 +6,7 @@ from typing import Any
 from aggregations.definition.arguments import check_type
 from aggregations.definition.flow import Flow
 from aggregations.engine.opening import check_arguments, open_run
+from aggregations.engine.sampling import ALL
 from aggregations.errors import FlowError
 from aggregations.run.binding import bind
 from aggregations.run.plan import Plan
@@ -23,6 +24,7 @@ def check_given(
     conf: Mapping[str, str] | None = None,
     dead_letters: str | None = None,
     journal: str | None = None,
+    journal_share: float = ALL,
 ) -> None:
     """Refuse invalid combinations that need no answer from a server.
 
@@ -34,10 +36,11 @@ def check_given(
         conf: Spark settings.
         dead_letters: Dead-letter topic.
         journal: Topic of the flow's journal.
+        journal_share: Share of the events that it lists.
 
     Raises:
-        FlowError: Workers cannot reach a store, a risk does not exist, a Spark setting conflicts with the engine, or
-            the flow reads or publishes to the dead-letter topic or the journal.
+        FlowError: Workers cannot reach a store, a risk does not exist, a Spark setting conflicts with the engine, the
+            share is invalid, or the flow reads or publishes to the dead-letter topic or the journal.
     """
     for name, value in (conf or {}).items():
         check_type(f"conf {name}", value, str, "text")
@@ -49,7 +52,7 @@ def check_given(
                 f"stage {name!r}: {url} is a file of this machine, and Spark's workers ({master}) may run on others; "
                 "use Redis or Cassandra, or --master local[N]"
             )
-    check_arguments(flow, stores, accept, dead_letters=dead_letters, journal=journal)
+    check_arguments(flow, stores, accept, dead_letters=dead_letters, journal=journal, journal_share=journal_share)
 
 
 def plan_flow(

@@ -12,6 +12,7 @@ from aggregations.engine.engine import MAX_RECORDS, Engine, finish
 from aggregations.engine.held import Rebuilding
 from aggregations.engine.opening import open_run
 from aggregations.engine.retry import StoppedError
+from aggregations.engine.sampling import ALL
 from aggregations.report import Report
 from aggregations.run.binding import bind
 from aggregations.run.plan import Plan
@@ -31,6 +32,7 @@ def run_flow(
     stores: Mapping[str, str],
     dead_letters: str | None = None,
     journal: str | None = None,
+    journal_share: float = ALL,
     group: str | None = None,
     generation: int | None = None,
     accept: Sequence[str] = (),
@@ -55,6 +57,7 @@ def run_flow(
         stores: URL of the store by stage name, as for `aggregations.run.binding.bind`.
         dead_letters: Dead-letter topic. Without one the first record that cannot be used ends the run.
         journal: Topic that gets an entry for each batch, for `headwater explain`; None for none.
+        journal_share: Share of the events whose dropped records it lists, above 0 and at most 1.
         group: Consumer group whose offsets show the flow's progress to lag tools; the flow's name when None.
         generation: Generation of the states; None for the live one.
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
@@ -91,7 +94,14 @@ def run_flow(
     start = checked_starts(start, flow.topics)
     settings = {**(conf or {}), **submitted()}
     check_given(
-        flow, stores, accept, master_of(master, settings), conf=settings, dead_letters=dead_letters, journal=journal
+        flow,
+        stores,
+        accept,
+        master_of(master, settings),
+        conf=settings,
+        dead_letters=dead_letters,
+        journal=journal,
+        journal_share=journal_share,
     )
     group = None if rebuilding is not None else group or flow.name
     stop = stop or threading.Event()
@@ -126,6 +136,7 @@ def run_flow(
                     stop=stop,
                     metadata_max_age=metadata_max_age,
                     journal=journal,
+                    journal_share=journal_share,
                     sends=rebuilding is None,
                     rebuilding=rebuilding,
                 )

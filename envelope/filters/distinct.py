@@ -137,14 +137,25 @@ class DistinctTumbling:
         state.opened.purge(now - self.grace_ms + 1)
         if arrival.key is None:
             return UNIDENTIFIED, state
-        start = time - time % self.size_ms
-        end = start + self.size_ms
-        if state.opened.get((arrival.key, start)) is not None:
+        window = self._window(arrival.key, time)
+        if state.opened.get((arrival.key, window.start_ms)) is not None:
             return DUPLICATE, state
-        if end <= now - self.grace_ms:
+        if window.end_ms <= now - self.grace_ms:
             return _EXPIRED, state
-        state.opened.add((arrival.key, start), end)
-        return _first(before, time, Windowed(arrival.key, start, end)), state
+        state.opened.add((arrival.key, window.start_ms), window.end_ms)
+        return _first(before, time, window), state
+
+    def window(self, arrival: Any) -> Windowed | None:
+        """The window of a record; None without a key.
+
+        Raises:
+            EnvelopeError: `TRANSFORM_FAILED`: it has no valid time.
+        """
+        return None if arrival.key is None else self._window(arrival.key, time_of(self.time, arrival))
+
+    def _window(self, key: bytes, time: int) -> Windowed:
+        start = time - time % self.size_ms
+        return Windowed(key, start, start + self.size_ms)
 
     def dump(self, state: TumblingState) -> Any:
         return {"stream_time_ms": state.stream_time_ms, "opened": state.opened.dump()}
@@ -256,6 +267,17 @@ class DistinctSession:
             return _EXPIRED, state
         state.sessions.open(arrival.key, time)
         return _first(before, time, Windowed(arrival.key, time, time)), state
+
+    def window(self, arrival: Any) -> Windowed | None:
+        """The session that a record begins if the filter passes it on; None without a key.
+
+        Raises:
+            EnvelopeError: `TRANSFORM_FAILED`: it has no valid time.
+        """
+        if arrival.key is None:
+            return None
+        time = time_of(self.time, arrival)
+        return Windowed(arrival.key, time, time)
 
     def dump(self, state: SessionState) -> Any:
         sessions = {quoted(key): [list(one) for one in found] for key, found in state.sessions.by_key.items()}

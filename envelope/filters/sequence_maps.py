@@ -200,3 +200,7 @@ class DedupPolicy:
             return self.topics[topic]
         prefix = max((one for one in self.namespaces if topic.startswith(one)), key=len, default=None)
         return self.default if prefix is None else self.namespaces[prefix]
+
+
+EVERYWHERE: Final = DedupPolicy(default=True)
+"""Duplicates are removed in every topic."""

@@ -102,6 +102,14 @@ JournalTopic: TypeAlias = Annotated[
         callback=filled,
     ),
 ]
+JournalShare: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Share of the events that the journal lists if they are dropped, such as 0.1. Without it: headwater.toml, then 1.",
+        show_default=False,
+    ),
+]
 MAX_RECORDS: Final = 1_000_000
 MaxRecords: TypeAlias = Annotated[
     int, typer.Option(metavar="N", min=0, help="Maximum number of records per batch; 0 for no limit.")

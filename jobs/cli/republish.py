@@ -97,6 +97,15 @@ def republish(
             callback=filled,
         ),
     ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="A DedupPolicy: the topics in which the filter drops duplicates. Without it: all.",
+            show_default=False,
+            callback=filled,
+        ),
+    ] = None,
     store: Annotated[
         str | None,
         typer.Option(
@@ -198,6 +207,7 @@ def republish(
             metadata_max_age=max_age,
             accept=accept or (),
             deduplicate=load(deduplicate) if deduplicate else None,
+            **({"policy": load(policy)} if policy else {}),
             store=store,
             generation=generation,
         )

@@ -22,6 +22,7 @@ from jobs.cli.options import (
     FlowName,
     Generation,
     Group,
+    JournalShare,
     JournalTopic,
     Json,
     KafkaFile,
@@ -56,6 +57,7 @@ def run(
     ] = False,
     dead_letters: DeadLetters = None,
     journal: JournalTopic = None,
+    journal_share: JournalShare = None,
     trigger: Annotated[
         str,
         typer.Option(
@@ -110,7 +112,13 @@ def run(
     here = Directory.load()
     kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
     chosen = settings.of_flow(
-        found, store, dead_letters=dead_letters, journal=journal, generation=generation, directory=here
+        found,
+        store,
+        dead_letters=dead_letters,
+        journal=journal,
+        journal_share=journal_share,
+        generation=generation,
+        directory=here,
     )
     seconds = settings.seconds(trigger, "--trigger")
     max_age = settings.seconds(metadata_max_age, "--metadata-max-age")
@@ -137,6 +145,7 @@ def run(
             stores=chosen.stores,
             dead_letters=chosen.dead_letters,
             journal=chosen.journal,
+            journal_share=chosen.journal_share,
             group=group,
             generation=chosen.generation,
             accept=accept or (),
@@ -191,7 +200,14 @@ def check_spark(
     if not IS_SUBMITTED:  # `run_flow` also checks this
         at = master_of(master, conf)
         check_given(
-            flow, chosen.stores, accept, at, conf=conf, dead_letters=chosen.dead_letters, journal=chosen.journal
+            flow,
+            chosen.stores,
+            accept,
+            at,
+            conf=conf,
+            dead_letters=chosen.dead_letters,
+            journal=chosen.journal,
+            journal_share=chosen.journal_share,
         )
         java()
 

@@ -56,8 +56,18 @@ def submit_command(
     settings.seconds(given["trigger"], "--trigger")
     settings.seconds(given["metadata_max_age"], "--metadata-max-age")
     conf = settings.pairs(given["conf"] or (), "--conf")
-    chosen = settings.of_flow(found, given["store"], dead_letters=given["dead_letters"])
-    check_given(found, chosen.stores, given["accept"] or (), master, conf=conf, dead_letters=chosen.dead_letters)
+    named = {name: given[name] for name in ("dead_letters", "journal", "journal_share")}
+    chosen = settings.of_flow(found, given["store"], **named)
+    check_given(
+        found,
+        chosen.stores,
+        given["accept"] or (),
+        master,
+        conf=conf,
+        dead_letters=chosen.dead_letters,
+        journal=chosen.journal,
+        journal_share=chosen.journal_share,
+    )
     line = submit_line(
         f"headwater {found.name}",
         ["run", flow, *arguments],

@@ -83,6 +83,7 @@ class Evidence:
         times: When batches were committed.
         has_letters: The flow's dead-letter topic was read.
         journaled: What the journal says about it; None without a journal, or if it does not have the record's batch.
+        unlisted: Why the journal says nothing about it; empty without a journal, or if it does.
         filtered: What the flow's filters decide about it if they are asked again, by stage.
     """
 
@@ -97,6 +98,7 @@ class Evidence:
     times: tuple[Committed, ...] = ()
     has_letters: bool = False
     journaled: Journaled | None = None
+    unlisted: str = ""
     filtered: Mapping[str, Judged] = field(default_factory=dict)
 
     def by_batch(self, batch: int) -> InBatch:

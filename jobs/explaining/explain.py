@@ -151,6 +151,11 @@ def explained(
         noted = None
         if journal is not None:
             noted = journaled(reader, journal, by_flow, place, ids[place.topic], run.given_up)
+            if noted is not None and read is not None:
+                noted = replace(noted, root=read.lineage.root)
+        unlisted = "" if journal is None else "the journal has no entry of its batch"
+        if noted is not None:
+            unlisted = noted.left_out
         known = dead_letters is not None
         evidence = _evidence(case, read, near, dead, search, known=known, low=log.low)
         filtered = dict[str, Judged]()
@@ -158,7 +163,7 @@ def explained(
             before = reader.records(Span(place.topic, place.partition, place.offset - evidence.searched, place.offset))
             whole = evidence.is_whole
             filtered = judged_again(flow, case.roots, chain(case.read(before), [record]), place, whole=whole)
-        case.evidence = replace(evidence, journaled=noted, filtered=filtered)
+        case.evidence = replace(evidence, journaled=noted, unlisted=unlisted, filtered=filtered)
         return case.explained(record, read, found)
 
 
@@ -240,7 +245,7 @@ class Case:
                 why = "the journal lists it; retention has deleted the record since"
                 return Explanation(self.place, Outcome.DROPPED, why, stages=dropped)
             why = "the flow has read it, and retention has deleted it since: its keys are not known any more"
-            return Explanation(self.place, Outcome.EXPIRED, why)
+            return Explanation(self.place, Outcome.EXPIRED, "; ".join(filter(None, (why, evidence.unlisted))))
         elements = Elements(self.flow, self.run, self.place, self.roots, self.evidence)
         rows, outputs = elements.follow(record)
         letters = self._letters(rows, elements.standing)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from aggregations.engine.journal import Entry, decode_entry
-from envelope import Verdict
+from aggregations.engine.sampling import ALL
+from envelope import Node, Verdict
 from jobs.explaining.log import Reader, Span
 from jobs.explaining.outcome import InBatch
 from jobs.tracing import Place
@@ -23,10 +24,12 @@ class Journaled:
     Attributes:
         place: Coordinates of the record.
         entry: The entry of the batch that read it.
+        root: The root of its event; None if it is not known.
     """
 
     place: Place
     entry: Entry
+    root: Node | None = None
 
     @property
     def batch(self) -> InBatch:
@@ -39,8 +42,16 @@ class Journaled:
         return self.entry.verdict(stage, self.place.topic, self.place.partition, self.place.offset)
 
     def is_whole(self, stage: str) -> bool:
-        """Whether the entry lists everything that a stage dropped, and nothing that an earlier attempt had folded."""
-        return not self.entry.again and not self.entry.unlisted.get(stage)
+        """Whether a stage that dropped the record is listed, and nothing that an earlier attempt had folded."""
+        return not self.entry.again and not self.entry.unlisted.get(stage) and not self.left_out
+
+    @property
+    def left_out(self) -> str:
+        """Why the entry cannot list the record: it lists a share of the events. Empty if it can."""
+        if self.entry.share >= ALL or (self.root is not None and self.entry.has(self.root)):
+            return ""
+        share = f"the journal lists {100 * self.entry.share:g} % of the events"
+        return share if self.root is None else f"{share}, and not this one"
 
 
 def journaled(

@@ -17,6 +17,8 @@ _HELD: Final = (Verdict.DUPLICATE, Verdict.BELOW_FLOOR)
 """Verdicts also of a record that an earlier attempt at its batch had folded."""
 _FOLDED: Final = (*_HELD, Verdict.AMBIGUOUS, Verdict.COPY)
 """Verdicts of a record now that was folded: its position is held, or below the floor."""
+_BY_JOURNAL: Final = (Outcome.FOLDED, Outcome.DROPPED, Outcome.UNDECIDED)
+"""Outcomes of a record for which the journal is asked."""
 
 
 class _Found(NamedTuple):
@@ -47,14 +49,16 @@ def at_stage(
     batch = None if noted is None else noted.batch
     if batch is None and found.outcome is Outcome.FOLDED and (used := _used(histories, standing)):
         batch = evidence.by_batch(used)
-    reason = found.reason
+    why, reason = found.why, found.reason
+    if evidence.unlisted and found.outcome in _BY_JOURNAL:
+        why += f"; {evidence.unlisted}"
     if found.outcome is Outcome.DEAD_LETTER and reason is None:
         reasons = [one.facts.reason for one in evidence.letters if one.facts and one.facts.stage == stage.name]
         reason = reasons[0] if reasons else None
     return AtStage(
         stage.name,
         found.outcome,
-        found.why,
+        why,
         arrival.key,
         arrival.element.indices,
         found.verdict,

@@ -76,10 +76,10 @@ class Express:
             writers: Writer of the hops for each partition.
         """
         values, keys = [one.value() for one in messages], [one.key() for one in messages]
-        headers = have_headers(messages)
-        rows = [row for row, value in enumerate(values) if value and keys[row] and not headers[row]]
-        usual = messages
-        if len(rows) < len(messages):
+        headers, usual = have_headers(messages), messages
+        rows: Sequence[int] = range(len(messages))
+        if any(headers) or not (all(values) and all(keys)):
+            rows = [row for row, value in enumerate(values) if value and keys[row] and not headers[row]]
             usual = [messages[row] for row in rows]
             values, keys = [values[row] for row in rows], [keys[row] for row in rows]
         at = [(one.topic(), one.partition(), one.leader_epoch()) for one in usual]

@@ -20,6 +20,7 @@ from envelope import EnvelopeError, Reason, Verdict
 from envelope.codec import redriven_payload
 from envelope.filters.arrival import UNIDENTIFIED, Filter, Ruling, Scope, place_of, rejected
 from envelope.filters.producers import Gaps, ProducerFilter, Stamp
+from envelope.filters.sequence_maps import EVERYWHERE, DedupPolicy
 from envelope.redrive import Redrive, read_via
 from jobs.environment import UsageError
 from jobs.republish.offsets import patiently
@@ -157,6 +158,7 @@ class RecordFilter:
         store: A store, or its URL.
         group: The consumer group. All members share the states.
         topic_ids: Asks the broker for the current ids of topics.
+        policy: Topics whose records the filter judges.
         generation: Another generation begins without states.
         cluster: Name of the Kafka cluster, when there is more than one.
 
@@ -171,10 +173,12 @@ class RecordFilter:
         group: str,
         topic_ids: Callable[[Iterable[str]], Mapping[str, str]],
         *,
+        policy: DedupPolicy = EVERYWHERE,
         generation: int = 1,
         cluster: str = "",
     ) -> None:
         self._rule = rule
+        self._policy = policy
         self._topic_ids = topic_ids
         self._cluster = cluster
         self._kept = KeptValues(
@@ -200,7 +204,8 @@ class RecordFilter:
             StoreError: The store failed.
         """
         self._forget_others(parts)
-        new = {self._key(part): part for part in parts if (part.topic, part.partition) not in self._judging}
+        judged = [part for part in parts if self._policy.enabled(part.topic)]
+        new = {self._key(part): part for part in judged if (part.topic, part.partition) not in self._judging}
         if not new:
             return
         try:
@@ -231,6 +236,8 @@ class RecordFilter:
         Raises:
             UsageError: The filter is one of the user, and its state is not that of the partition.
         """
+        if not self._policy.enabled(record.topic):
+            return UNIDENTIFIED
         one = self._judging[record.topic, record.partition]
         if one.kept.covers(record.topic, record.partition, record.offset):
             return _COVERED

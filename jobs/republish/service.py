@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from envelope import Limits
 from envelope.filters.arrival import Filter
+from envelope.filters.sequence_maps import EVERYWHERE, DedupPolicy
 from envelope.limits import DEFAULT_LIMITS
 from jobs.environment import UsageError
 from jobs.republish.absence import TOPIC_WAIT_SECONDS, Absence, Places, Unsafe, is_absence
@@ -83,6 +84,7 @@ class Republisher:
         headers_mirror: Write the envelope's mirror into headers.
         mark_destination: Write the target topic into every envelope, not only into those that name one.
         deduplicate: A filter that drops duplicates before the transform. It has a state for each partition that is read.
+        policy: Topics whose records the filter judges. Those of other topics are passed on, as `unidentified`.
         store: Store of the filter's states, or its URL. All members of the group use the same one.
         generation: Another generation of the filter begins without states.
 
@@ -121,6 +123,7 @@ class Republisher:
         headers_mirror: bool = False,
         mark_destination: bool = False,
         deduplicate: Filter[Any] | None = None,
+        policy: DedupPolicy = EVERYWHERE,
         store: StateStore | str | None = None,
         generation: int = 1,
     ) -> None:
@@ -143,7 +146,7 @@ class Republisher:
         self._topic_wait = topic_wait
         self._metadata_max_age = metadata_max_age
         self._accept = frozenset(accept)
-        self._rule = deduplicate
+        self._rule, self._policy = deduplicate, policy
         self._store = store
         self._generation = generation
         self._options: dict[str, Any] = {
@@ -175,10 +178,14 @@ class Republisher:
 
     def _check_filter(self) -> None:
         if self._rule is None:
+            if self._policy is not EVERYWHERE:
+                raise UsageError("a policy says which topics a filter judges: name a filter (deduplicate=)")
             if self._store is not None:
                 raise UsageError("a store is for the states of a filter: name a filter (deduplicate=)")
             return
         check_rule(self._rule)
+        if not isinstance(self._policy, DedupPolicy):
+            raise UsageError(f"policy= takes a DedupPolicy; got {self._policy!r}")
         if self._store is None:
             raise UsageError("a filter needs a store for its states, such as store='lmdb://states'")
         try:
@@ -265,7 +272,15 @@ class Republisher:
         rule, store, ids = self._rule, self._store, topics.topic_ids
         if rule is None or store is None:
             return None
-        return RecordFilter(rule, store, self._group, ids, generation=self._generation, cluster=self._cluster)
+        return RecordFilter(
+            rule,
+            store,
+            self._group,
+            ids,
+            policy=self._policy,
+            generation=self._generation,
+            cluster=self._cluster,
+        )
 
     def _check_sources(self, topics: Topics) -> None:
         """Refuse topics whose records may be deleted before they are read.

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import repeat
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from envelope import EnvelopeError, Lineage, Reason
 from envelope.deadletter import DeadLetterHeaders, DeadLetterRecord, dead_letter_record
@@ -22,7 +22,7 @@ from persistence.kafka import AcknowledgedProducer, BrokerRefused, Message
 from persistence.kafka.headers import headers_of
 
 if TYPE_CHECKING:
-    from jobs.republish.express import Express
+    from jobs.republish.express import Express, Passed
 
 _LOG = logging.getLogger("headwater.republish")
 
@@ -102,19 +102,19 @@ class Worker:
             self._filter.begin(self._judged())
         if not self.pending:
             self._began = time.monotonic()
+        made = self._express.passed_on(messages, self._writers()) if self._express else None
+        if made and self._advance(made.runs):
+            self._forward(made)
+            return
         outbox = _Outbox()
-        values: Iterable[bytes | None] = repeat(None)
-        if self._express:
-            made = self._express.passed_on(messages, self._writers())
-            values = made.values
-            if self._advance(made.runs):
-                ready = zip(made.values, made.keys, strict=True)
-                outbox.of(self._processor.target).extend({"value": value, "key": key} for value, key in ready)
-                self._counts.consumed += len(messages)
-                self._counts.produced += len(messages)
-                messages = []
-        self._handle_each(messages, values, outbox)
+        self._handle_each(messages, made.values if made else repeat(None), outbox)
         self._send(outbox)
+
+    def _forward(self, made: "Passed") -> None:
+        """Send what the fast path made of messages that are all usual."""
+        self._counts.consumed += len(made.values)
+        self._counts.produced += len(made.values)
+        self._send(_Slice(self._processor.target, made.values, made.keys))
 
     def _handle_each(self, messages: list[Consumed], values: Iterable[bytes | None], outbox: "_Outbox") -> None:
         """Handle messages; `values` are those of the fast path, None for a message that takes the normal path."""
@@ -159,7 +159,7 @@ class Worker:
     def _writers(self) -> dict[tuple[str, int], HopWriter]:
         return {place: part.hops for place, part in self._input.partitions.items()}
 
-    def _send(self, outbox: "_Outbox") -> None:
+    def _send(self, outbox: "_Outbox | _Slice") -> None:
         self._input.check()
         if outbox:
             effect(REPUBLISH_PRODUCE, lambda: outbox.send(self._producer))
@@ -299,6 +299,18 @@ class Worker:
         for dead in self._dead:
             self._producer.send(self._dead_letter[0], dead.value, dead.key, dead.headers)
         self._producer.flush(timeout)
+
+
+class _Slice(NamedTuple):
+    """The outputs of a slice of records that the fast path forwards."""
+
+    topic: str
+    values: Sequence[bytes | None]
+    keys: Sequence[bytes | None]
+
+    def send(self, producer: AcknowledgedProducer) -> None:
+        """Pass all outputs to the producer."""
+        producer.send_plain(*self)
 
 
 class _Outbox:

@@ -57,6 +57,9 @@ FILTER_CLAIM = "filter:claim"
 FILTER_SAVE = "filter:save"
 SESSION_SEND = "session:send"
 SESSION_FLUSH = "session:flush"
+WRITER_PRODUCE = "writer:produce"
+WRITER_COMMIT = "writer:commit"
+WRITER_SNAPSHOT = "writer:snapshot"
 COPY_PRODUCE = "copy:produce"
 COPY_POSITION = "copy:position"
 COPY_COMMIT = "copy:commit"
@@ -113,6 +116,9 @@ _POINTS = {
     FILTER_SAVE: "a republisher writes its filter states, after its outputs are acknowledged and before it commits",
     SESSION_SEND: "a producer session hands a message to its producer",
     SESSION_FLUSH: "a producer session waits until its messages are acknowledged, or commits their transaction",
+    WRITER_PRODUCE: "a deduplicating writer hands a batch of new messages to its producer, within a transaction",
+    WRITER_COMMIT: "a deduplicating writer commits the transaction",
+    WRITER_SNAPSHOT: "a deduplicating writer stores a snapshot of a partition's sequence map",
     COPY_PRODUCE: "a copy hands a batch of messages to its producer, within a transaction",
     COPY_POSITION: "a copy hands its new position to its producer, in the same transaction",
     COPY_COMMIT: "a copy commits the transaction",

@@ -6,12 +6,14 @@ from persistence.kafka.session import ProducerSession, SequenceLost
 from persistence.kafka.settings import KafkaSettings, SettingsError
 from persistence.kafka.topics import Topics
 from persistence.kafka.transactions import ProducerFenced
+from persistence.kafka.writer import DeduplicatingWriter
 
 __all__ = [
     "AcknowledgedProducer",
     "BrokerError",
     "BrokerRefused",
     "BrokerUnavailable",
+    "DeduplicatingWriter",
     "KafkaSettings",
     "Message",
     "ProducerFenced",

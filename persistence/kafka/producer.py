@@ -5,10 +5,10 @@ Placement is the Java client's (murmur2 of the key; at random without one), so k
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, NoReturn, NotRequired, Self, TypedDict, cast
+from typing import Any, Final, NoReturn, NotRequired, Self, TypedDict
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka import Message as Report
@@ -137,28 +137,40 @@ class AcknowledgedProducer:
                 self._fail(broker_error(error.args[0], f"producing to {topic}"))
 
     def send_many(self, topic: str, messages: list[Message]) -> None:
-        """Queue records, in order; if none has headers, at a third of the cost of as many calls of `send`.
+        """Queue records, in order; if none has headers, at half of the cost of as many calls of `send`.
 
         Raises:
             BrokerError: A record cannot be sent, or an earlier record has failed.
         """
-        values = [len(message["value"] or b"") for message in messages]
-        keys = [len(message.get("key") or b"") for message in messages]
-        size = sum(values) + sum(keys)
-        too_many = len(messages) > self._most_messages or size > self._most_bytes
-        plain = not any("headers" in message for message in messages)
-        if messages and (not plain or too_many or max(values) + max(keys) > self._most_record):
-            # A batch has no headers, and librdkafka rejects some records of it and sends the others immediately.
+        if any("headers" in message for message in messages):  # a batch has none
             for message in messages:
                 self.send(topic, message["value"], message.get("key"), message.get("headers", ()))
             return
+        self.send_plain(topic, [one["value"] for one in messages], [one.get("key") for one in messages])
+
+    def send_plain(self, topic: str, values: Sequence[bytes | None], keys: Sequence[bytes | None]) -> None:
+        """Queue records without headers, in order, at a third of the cost of as many calls of `send`.
+
+        Raises:
+            BrokerError: A record cannot be sent, or an earlier record has failed.
+        """
+        value_sizes, key_sizes = (list(map(len, filter(None, several))) for several in (values, keys))
+        size = sum(value_sizes) + sum(key_sizes)
+        too_many = len(values) > self._most_messages or size > self._most_bytes
+        if too_many or max(value_sizes, default=0) + max(key_sizes, default=0) > self._most_record:
+            # Of a batch, librdkafka rejects some records and sends the others immediately.
+            for value, key in zip(values, keys, strict=True):
+                self.send(topic, value, key)
+            return
+        messages: list[dict[str, Any]]
+        messages = [{"value": value, "key": key} for value, key in zip(values, keys, strict=True)]
         self._reserve(topic, len(messages), size)
         try:
-            queued = self._producer.produce_batch(topic, cast(list[dict[str, Any]], messages))
+            queued = self._producer.produce_batch(topic, messages)
         except KafkaException as error:
             self._fail(broker_error(error.args[0], f"producing to {topic}"))
         if queued != len(messages):
-            refused = next(message["_error"] for message in messages if "_error" in message)  # type: ignore[typeddict-item]
+            refused = next(message["_error"] for message in messages if "_error" in message)
             self._fail(broker_error(refused, f"producing to {topic}"))
 
     def flush(self, timeout: float | None = None) -> None:
@@ -183,6 +195,18 @@ class AcknowledgedProducer:
                 self._fail(unreachable(what, self._connection))
         self._check()
         self._forget()
+
+    def is_settled(self) -> bool:
+        """Whether every record sent so far is acknowledged; it does not wait.
+
+        Raises:
+            BrokerError: As in `flush`.
+        """
+        left = self._served(lambda: self._producer.flush(0))
+        self._check()
+        if not left:
+            self._forget()
+        return not left
 
     def close(self) -> None:
         """Drop records that are not sent yet; a second call does nothing."""

@@ -1,8 +1,8 @@
-"""Finds the last messages of a producer in a topic: from its end backwards, in blocks that grow."""
+"""Reads blocks of a topic: to find the last messages of a producer, from the end backwards, in blocks that grow."""
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -60,11 +60,18 @@ def read_tail(
     lows = {partition: marks.low for (_, partition), marks in topics.marks([topic]).items()}
     found = Tail(ends={partition: end for (_, partition), end in topics.ends([topic]).items()})
     left, size = dict(found.ends), _BLOCK
-    with _Reader(settings, topic, producer, timeout) as reader:
+    name = pb.Envelope(producer=producer).SerializeToString()  # most records can be excluded without parsing them
+    with BlockReader(settings, topic, timeout) as reader:
         while left:
             floors = {partition: max(lows[partition], since.get(partition, 0)) for partition in left}
             blocks = {partition: (max(floors[partition], stop - size), stop) for partition, stop in left.items()}
-            matches = reader.read({one: block for one, block in blocks.items() if block[0] < block[1]})
+            matches = dict[int, tuple[int, int]]()
+            for message in reader.read(blocks):
+                value = message.value()
+                ids = _ids(value, producer) if value is not None and name in value else None
+                if ids is not None:
+                    last, epoch = matches.get(message.partition(), (-1, -1))
+                    matches[message.partition()] = max(last, ids[0]), max(epoch, ids[1])
             for partition, (start, _) in blocks.items():
                 if partition in matches:
                     found.last[partition], epoch = matches[partition]
@@ -79,14 +86,45 @@ def read_tail(
     return found
 
 
-class _Reader:
-    """Reads blocks of a topic, and finds the messages of one producer in them."""
+def stamped(value: bytes | None) -> Envelope | None:
+    """The envelope in a value, if it has its producer's name and sequence id.
 
-    def __init__(self, settings: KafkaSettings, topic: str, producer: str, timeout: float) -> None:
+    In a message that was republished, these belong to the root: it has none.
+    """
+    if value is None:
+        return None
+    try:
+        message: Envelope = decode(value)
+    except EnvelopeError:
+        return None
+    return None if not message.producer or message.sequence is None or message.chain else message
+
+
+def last_id(message: Envelope) -> int:
+    """The last sequence id of a message that has one."""
+    assert message.sequence is not None
+    return message.sequence if message.last_sequence is None else message.last_sequence
+
+
+def _ids(value: bytes, producer: str) -> tuple[int, int] | None:
+    """Last sequence id and epoch of a value, if it is this producer's own message."""
+    message = stamped(value)
+    if message is None or message.producer != producer:
+        return None
+    return last_id(message), -1 if message.producer_epoch is None else message.producer_epoch
+
+
+class BlockReader:
+    """Reads blocks of a topic to their ends; messages of open transactions are waited for.
+
+    Args:
+        settings: Settings of the Kafka cluster.
+        topic: The topic.
+        timeout: Seconds without a record until reading is given up.
+    """
+
+    def __init__(self, settings: KafkaSettings, topic: str, timeout: float = 120) -> None:
         self._topic = topic
-        self._producer = producer
-        # Most records can be excluded without parsing them.
-        self._name = pb.Envelope(producer=producer).SerializeToString()
         self._timeout = timeout
         self._connection = ""
         config = settings.client(on_error=self._on_error, group_id=f"headwater.tail.{uuid.uuid4().hex}")
@@ -104,12 +142,20 @@ class _Reader:
     def __exit__(self, *_: object) -> None:
         self._consumer.close()
 
-    def read(self, blocks: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
-        """Return the highest sequence id and epoch by partition, of the messages within blocks of offsets."""
-        if not blocks:
-            return {}
-        assign(self._consumer, [TopicPartition(self._topic, one, start) for one, (start, _) in blocks.items()])
-        open_, found = {partition: stop for partition, (_, stop) in blocks.items()}, dict[int, tuple[int, int]]()
+    def read(self, blocks: Mapping[int, tuple[int, int]]) -> Iterator[Any]:
+        """Yield the messages within blocks of offsets, those of a partition in their order.
+
+        Args:
+            blocks: First offset and end by partition.
+
+        Raises:
+            BrokerUnavailable: The ends were not reached in time.
+            BrokerRefused: The topic may not be read.
+        """
+        open_ = {partition: stop for partition, (start, stop) in blocks.items() if start < stop}
+        if not open_:
+            return
+        assign(self._consumer, [TopicPartition(self._topic, one, blocks[one][0]) for one in open_])
         deadline = time.monotonic() + self._timeout
         while open_:
             got: list[Any] = self._consumer.consume(_MOST_READ, _WAIT_SECONDS)
@@ -122,41 +168,27 @@ class _Reader:
                     "A transaction of another producer may be open: try again when it is over",
                 )
             for message in got:
-                self._take(message, open_, found)
-        return found
+                if self._belongs(message, open_):
+                    yield message
 
-    def _take(self, message: Any, open_: dict[int, int], found: dict[int, tuple[int, int]]) -> None:
+    def _belongs(self, message: Any, open_: dict[int, int]) -> bool:
+        """Whether a message is in an open block; the block is closed after its last one."""
         partition, offset = message.partition(), message.offset()
         if error := message.error():
             if error.code() == KafkaError._PARTITION_EOF:
                 if partition in open_ and offset >= open_[partition]:
                     del open_[partition]
-                return
+                return False
             problem = broker_error(error, f"reading {self._topic}", self._connection)
             if isinstance(problem, BrokerRefused) and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
                 raise problem
-            return
+            return False
         if partition not in open_:
-            return
-        if offset < open_[partition] and (ids := self._ids(message.value())) is not None:
-            last, epoch = found.get(partition, (-1, -1))
-            found[partition] = max(last, ids[0]), max(epoch, ids[1])
-        if offset >= open_[partition] - 1:
+            return False
+        stop = open_[partition]
+        if offset >= stop - 1:
             del open_[partition]
-
-    def _ids(self, value: bytes | None) -> tuple[int, int] | None:
-        """Last sequence id and epoch of a value, if it is this producer's own message."""
-        if value is None or self._name not in value:
-            return None
-        try:
-            message: Envelope = decode(value)
-        except EnvelopeError:
-            return None
-        # In a message that was republished, the ids belong to the root.
-        if message.producer != self._producer or message.sequence is None or message.chain:
-            return None
-        last = message.sequence if message.last_sequence is None else message.last_sequence
-        return last, -1 if message.producer_epoch is None else message.producer_epoch
+        return bool(offset < stop)
 
     def _on_error(self, error: KafkaError) -> None:
         self._connection = connection_trouble(error.str())

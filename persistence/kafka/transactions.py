@@ -47,6 +47,8 @@ class TransactionalProducer:
         settings: Settings of the Kafka cluster.
         transactional_id: Name of the producer.
         timeout: Seconds to wait for the coordinator, and for the acknowledgement of a transaction.
+        acknowledged: Called with topic, partition and offset of each record that a broker has stored, those of a partition
+            in their order, before `flush` returns. They count when it has committed them.
         options: More librdkafka settings (underscores stand for dots).
 
     Attributes:
@@ -56,8 +58,17 @@ class TransactionalProducer:
         BrokerError: The coordinator refuses or does not answer.
     """
 
-    def __init__(self, settings: KafkaSettings, transactional_id: str, *, timeout: float = 120, **options: Any) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        transactional_id: str,
+        *,
+        timeout: float = 120,
+        acknowledged: Callable[[str, int, int], None] | None = None,
+        **options: Any,
+    ) -> None:
         self._id = transactional_id
+        self._acknowledged = acknowledged
         self._timeout = timeout
         self._connection = ""
         self._failure: BrokerError | None = None
@@ -76,7 +87,7 @@ class TransactionalProducer:
             "acks": "all",
             "max.in.flight.requests.per.connection": 1,
             "partitioner": "murmur2_random",
-            "delivery.report.only.error": True,
+            "delivery.report.only.error": acknowledged is None,
             "on_delivery": self._on_delivery,
         }
         try:
@@ -222,6 +233,12 @@ class TransactionalProducer:
     def _on_delivery(self, error: KafkaError | None, report: Report) -> None:
         if error and error.code() not in _DROPPED:
             self._failure = self._failure or self._error(error, f"producing to {report.topic()}")
+        elif not error and self._acknowledged is not None:
+            topic, partition, offset = report.topic(), report.partition(), report.offset()
+            assert topic is not None
+            assert partition is not None
+            assert offset is not None
+            self._acknowledged(topic, partition, offset)
 
     def _on_error(self, error: KafkaError) -> None:
         """Note the error: librdkafka restores connections by itself, and the calls report fatal ones."""

@@ -7,6 +7,8 @@ import pytest
 
 from tests.spark import (
     test_engine,
+    test_engine_aggregates,
+    test_engine_branches,
     test_engine_dead_letters,
     test_engine_discard,
     test_engine_filters,
@@ -16,6 +18,7 @@ from tests.spark import (
     test_engine_relay,
     test_engine_run,
     test_engine_scatter,
+    test_engine_sources,
     test_engine_start,
     test_engine_topic_life,
     test_engine_topics,
@@ -40,9 +43,13 @@ OF_SPARK = {
 
 
 def without_spark(module: ModuleType) -> dict[str, Any]:
-    """The tests of a module that need no Spark context."""
+    """The tests of a module that need no Spark context, and do not look at its jobs."""
     found = {name: one for name, one in vars(module).items() if name.startswith("test_") and callable(one)}
-    return {name: one for name, one in found.items() if name not in OF_SPARK and "spark" not in _arguments(one)}
+    return {
+        name: one
+        for name, one in found.items()
+        if name not in OF_SPARK and {"spark", "jobs"}.isdisjoint(_arguments(one))
+    }
 
 
 def _arguments(function: Any) -> tuple[str, ...]:
@@ -54,6 +61,8 @@ table = test_engine_lookups.table
 
 for one in (
     test_engine,
+    test_engine_aggregates,
+    test_engine_branches,
     test_engine_dead_letters,
     test_engine_discard,
     test_engine_filters,
@@ -63,6 +72,7 @@ for one in (
     test_engine_relay,
     test_engine_run,
     test_engine_scatter,
+    test_engine_sources,
     test_engine_start,
     test_engine_topic_life,
     test_engine_topics,

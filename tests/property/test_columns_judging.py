@@ -1,6 +1,7 @@
 """A filter as a step of a flow: the vectorised path judges as the pure code does, in every batch."""
 
 import json
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +19,7 @@ from envelope import Envelope, Hop, encode
 from envelope.filters import (
     Beyond,
     Decreasing,
+    DedupPolicy,
     EventIdFilter,
     Gaps,
     ProducerFilter,
@@ -112,6 +114,34 @@ def test_both_paths_judge_records_alike(rule, batches):
             at = offsets[partition] = offsets[partition] + 1
             records.append(Record("events", partition, at, key, value, seconds * 1000, headers, TOPIC_ID))
         both.process(records)
+
+
+APART = [
+    SequenceFilter(from_value("id")),
+    SequenceFilter(from_value("id"), scope_by=Scope.KEY),
+    SequenceFilter(lambda element: element["id"]),
+    deduplicate(from_value("id"), TEN, partitions=2),
+    distinct(SessionWindows(TEN / 5, grace=TEN)),
+]
+
+
+@pytest.mark.parametrize("rule", APART, ids=named)
+@given(batches=st.lists(st.lists(st.tuples(st.booleans(), ROWS), max_size=12), min_size=1, max_size=4))
+def test_both_paths_leave_alone_the_topics_that_a_policy_excludes(rule, batches):
+    topics = [Topic(name, payload=COLUMNS, envelope=False) for name in ("events", "plain")]
+    flow = Flow("filtered").source(*topics).deduplicate(rule, policy=DedupPolicy(topics={"events": True}))
+    key = pl.concat_str("_topic", pl.col("_key").cast(pl.String).fill_null("none"))
+    both, sent = Both(flow.aggregate("key", key=key, fold=Fields(events=count()))), Counter[str]()
+    for rows in batches:
+        records = []
+        for apart, (drawn, key, facts, headers, seconds) in rows:
+            partition = len(key) % 3 if key else drawn
+            topic, value = "plain" if apart else "events", json.dumps(facts).encode()
+            sent[topic] += 1
+            records.append(Record(topic, partition, sent[topic], key, value, seconds * 1000, headers, TOPIC_ID))
+        both.process(records)
+    states = both.memory.results("key")
+    assert sum(one["events"] for name, one in states.items() if name.startswith(b"plain")) == sent["plain"]
 
 
 STAMPS = st.tuples(

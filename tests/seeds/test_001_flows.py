@@ -5,13 +5,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import polars as pl
 import pytest
 
 from aggregations.definition.aggregates import count
-from aggregations.definition.element import Record
+from aggregations.definition.element import Element, Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.definition.window_columns import window_columns
+from aggregations.errors import FlowError
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
 from envelope import Verdict, decode
@@ -24,6 +27,7 @@ from envelope.filters import (
     deduplicate_by_key,
     deduplicate_by_key_value,
     distinct,
+    from_header,
     from_value,
 )
 from tests.seeds.test_001_deduplicate import EXAMPLES
@@ -34,6 +38,7 @@ from tests.support.pure import fresh_store
 Event = tuple[str, int]
 """Key and id, and time in seconds."""
 S = 1000
+WINDOW = ("window_start_ms", "window_end_ms")
 OPERATORS: dict[str, Any] = {
     "by key": deduplicate_by_key,
     "by key and value": lambda interval: deduplicate_by_key_value(from_value("id"), interval),
@@ -92,6 +97,50 @@ def test_the_examples_of_distinct_in_a_flow(windows: Any, expected: list[int]) -
     for batch in (1, 5, 20):
         found = passed(distinct(windows), [("key", time) for time in RECORDS], batch=batch)
         assert [time for time, one in zip(RECORDS, found, strict=True) if one] == expected
+
+
+@pytest.mark.parametrize("how", ["columns", "a function"])
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        (TimeWindows(timedelta(seconds=10)), [(0, 10, 4), (20, 30, 23), (30, 40, 34)]),
+        (SessionWindows(timedelta(seconds=10)), [(4, 4, 4), (23, 23, 23)]),
+        (SessionWindows(timedelta(seconds=9)), [(4, 4, 4), (23, 23, 23), (34, 34, 34)]),
+    ],
+)
+def test_the_windowed_keys_of_distinct_are_columns_of_a_flow(windows: Any, expected: list[Any], how: str) -> None:
+    """`([key@4000/4000], 4)`, in seconds; and a record without a key has no window."""
+    rule = distinct(windows)
+
+    def windowed(element: Element[Any]) -> dict[str, Any]:
+        window = rule.window(element)
+        ends = (None, None) if window is None else (window.start_ms, window.end_ms)
+        return {**element.value, **dict(zip(WINDOW, ends, strict=True))}
+
+    source = Topic("topic", Json({"id": int}), envelope=False)
+    flow: Flow[Any] = Flow("kip").source(source).deduplicate(rule)
+    flow = flow.map(**window_columns(rule)) if how == "columns" else flow.map(windowed)
+    both = Both(flow.publish("out"))
+    times = [(b"key", time) for time in RECORDS] + [(None, 50)]
+    both.process(
+        [
+            Record("topic", 0, n, key, b'{"id": %d}' % time, time * S, topic_id=TOPIC_ID)
+            for n, (key, time) in enumerate(times)
+        ]
+    )
+    found = [json.loads(decode(one.value).payload) for one in both.memory.outputs]
+    rows = [(*(one[name] for name in WINDOW), one["id"]) for one in found]
+    assert rows == [*((start * S, end * S, time) for start, end, time in expected), (None, None, 50)]
+
+
+def test_the_windows_of_other_filters_and_of_times_that_are_in_no_column_are_refused() -> None:
+    with pytest.raises(FlowError, match=r"takes a filter that distinct\(\) has made"):
+        window_columns(deduplicate_by_key(timedelta(seconds=1)))
+    with pytest.raises(FlowError, match=r"calls window\(\)"):
+        window_columns(distinct(TimeWindows(timedelta(seconds=1)), time=from_header("at")))
+    in_value = window_columns(distinct(TimeWindows(timedelta(seconds=1)), time=from_value("at")))
+    frame = pl.DataFrame({"at": [-1, 0, 1999], "_key": [b"k", None, b"k"]})
+    assert frame.select(**in_value).rows() == [(-1000, 0), (None, None), (1000, 2000)]
 
 
 def test_an_operator_has_a_name_and_a_store_of_the_user_s_choice() -> None:

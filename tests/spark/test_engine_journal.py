@@ -4,20 +4,22 @@ from collections.abc import Callable
 
 import pytest
 
-from aggregations.engine.journal import decode_entry
 from persistence.commit.faults import Fault, Injector, use
 from tests.support.flows import PATHS, Path, fleet
+from tests.support.journals import drops_of, entries_of, of_share
 from tests.support.world import World, legs, republished, verdicts
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_the_entries_list_every_element_that_a_run_dropped(world: World, topic: Callable[..., str], path: Path) -> None:
+def test_the_entries_list_every_element_that_a_run_dropped_or_a_share_of_them(
+    world: World, topic: Callable[..., str], path: Path
+) -> None:
     sent, flow, journal = [leg for leg in legs(300) if leg.minutes], fleet(world.topic, path), topic(name="journal")
     world.send(republished(sent, [*range(200), *range(150, len(sent)), *range(20)]))
     report = world.run(flow, journal=journal, max_records=90)
-    entries = [entry for record in world.records(journal) if (entry := decode_entry(record.value)) is not None]
+    entries = entries_of(world, journal)
     assert [entry.batch for entry in entries] == [*range(1, report.batches + 1)]
     assert not any(entry.again for entry in entries)
     dropped = {
@@ -43,12 +45,18 @@ def test_the_entries_list_every_element_that_a_run_dropped(world: World, topic: 
         ends = {partition: following for partition, (_, following) in entry.read[world.topic].items()}
     world.check(flow)
 
+    some = topic(name="some")
+    world.run(flow, journal=some, journal_share=0.4, generation=2)
+    expected = of_share(world, drops_of(entries), 0.4)
+    found = {one._replace(verdict="") for one in drops_of(entries_of(world, some))}
+    assert found == {one._replace(verdict="") for one in expected}
+    assert 0 < len(found) < len(drops_of(entries))
+
 
 def test_a_batch_that_was_tried_twice_says_so(world: World, topic: Callable[..., str]) -> None:
     flow, journal = fleet(world.topic), topic(name="journal")
     world.send(republished([leg for leg in legs(40) if leg.minutes]))
     with use(Injector([Fault.parse("manifest.error")])):
         world.run(flow, journal=journal)
-    [entry] = [decode_entry(record.value) for record in world.records(journal)]
-    assert entry is not None
+    [entry] = entries_of(world, journal)
     assert not entry.again, "only the manifest was written again"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jobs.dead_letters.redrive import redrive
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
 from tests.support.flows import spending
@@ -73,7 +74,9 @@ def test_tables_are_read_first_and_each_element_keeps_the_row_of_its_batch(world
     assert sum(one.next_offset for one in manifest.positions[table].values()) == len(CATEGORIES) + len(changed)
 
 
-def test_an_element_without_a_row_becomes_a_dead_letter(world: World, table: str) -> None:
+def test_an_element_without_a_row_becomes_a_dead_letter_and_is_folded_once_the_row_is_there(
+    world: World, table: str
+) -> None:
     flow = spending(world.topic, table, "dead_letter")
     paid = [("c1", "m1"), ("c1", "m9"), ("c2", "m1")]
     world.send(merchants(CATEGORIES), table)
@@ -82,6 +85,16 @@ def test_an_element_without_a_row_becomes_a_dead_letter(world: World, table: str
     [(letter, _)] = world.dead_letters()
     assert (letter.reason, letter.stage, letter.hole) == ("missing_entry", "category", False)
     world.check(flow)
+    redrive(world.settings, world.dead, apply=True)
+    world.run(flow)
+    assert [again.reason for again, _ in world.dead_letters()] == ["missing_entry"] * 2, "the row is still missing"
+    world.send(merchants({"m9": "toys"}), table)
+    for _ in range(2):
+        redrive(world.settings, world.dead, apply=True)
+        world.run(flow)
+    assert {key: one["n"] for key, one in world.results(flow, "category").items()} == {b"food": 2, b"toys": 1}
+    assert world.results(flow, "card")[b"c1"]["n"] == 2
+    assert len(world.dead_letters()) == 2
 
 
 def test_the_table_of_a_flow_has_a_plan_of_its_own(world: World, table: str) -> None:

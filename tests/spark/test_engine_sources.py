@@ -5,12 +5,16 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
+import polars as pl
 import pytest
 
 from aggregations.definition.aggregates import count
+from aggregations.definition.aggregates_sketches import approximate_distinct, quantiles, top
+from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
+from aggregations.definition.windows import tumbling
 from aggregations.engine.job import Job
 from aggregations.engine.partitioners import SAMPLED
 from aggregations.errors import RunRefusedError
@@ -22,7 +26,7 @@ from jobs.dead_letters.redrive import redrive
 from persistence.kafka import Topics
 from persistence.murmur2 import parts_of
 from tests.messages import Leg
-from tests.support.flows import served
+from tests.support.flows import FUELS, served
 from tests.support.world import Sent, World, alone, legs, republished, same
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -145,6 +149,31 @@ def test_topics_of_different_partitioners_are_shuffled_from_the_first_batch_on(
     assert [one.message for one in caplog.records if "shuffle" in one.message and "partitioner=murmur2" in one.message]
     assert world.results(flow, "aircraft") == expected(sent, litres)
     world.check(flow)
+
+
+def test_windows_sketches_and_a_branch_over_two_sources_are_those_of_the_oracle_in_any_batches(
+    world: World, topic: Callable[..., str]
+) -> None:
+    fuels, aside = topic(partitions=2, name="fuels"), topic(name="aside")
+    fold = Fields(n=count(), fuels=count("litres"), kinds=approximate_distinct("carrier"), usual=top("litres", 2))
+    flow = (
+        Flow("both")
+        .source(Topic(world.topic, payload=Leg, time=pl.col("minutes") * 60_000), Topic(fuels, FUELS, envelope=False))
+        .branch("much", pl.col("litres") > 50, lambda flow: flow.publish(aside))
+        .aggregate(
+            "aircraft", "tail", fold, window=tumbling("1d", lateness="1d"), emit=Emit(carrier="carrier", n="new.n")
+        )
+        .aggregate("carrier", "carrier", Fields(n=count(), ranks=quantiles("n")))
+    )
+    sent = legs(150)
+    world.send(republished(sent, [*range(100), *range(60, 150)]))
+    world.send((fuel(place, place) for place in range(80)), fuels)
+    world.run(flow, max_records=70)
+    oracle = world.check(flow)
+    found = [(one.key, one.value) for one in world.records(aside)]
+    assert sorted(found) == sorted((one.key, one.value) for one in oracle.outputs)
+    assert len(found) == 29
+    assert sum(one["n"] for one in world.results(flow, "carrier").values()) == len(sent) + 51
 
 
 def test_a_key_in_two_partitions_of_one_topic_is_its_growth_beside_a_topic_of_another_number(

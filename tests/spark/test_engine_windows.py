@@ -101,11 +101,16 @@ def test_states_expire_on_spark_as_in_the_oracle_in_any_batches(world: World) ->
 
 @pytest.mark.parametrize(
     "window",
-    [tumbling("5m", lateness="2m", late="dead_letter"), hopping("20m", "10m", retention="0s")],
-    ids=["tumbling", "hopping"],
+    [
+        tumbling("5m", lateness="2m", late="dead_letter"),
+        hopping("20m", "10m", retention="0s"),
+        session("3m", lateness="2m", late="dead_letter"),
+        session("1m", retention="0s"),
+    ],
+    ids=["tumbling", "hopping", "session", "sessions that leave"],
 )
 def test_windows_that_close_are_published_once_on_spark_as_by_the_oracle(
-    world: World, topic: Callable[..., str], window: Window
+    world: World, topic: Callable[..., str], window: Window | SessionWindow
 ) -> None:
     world.send(timed(legs(200)))
     final = topic(name="final")

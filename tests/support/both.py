@@ -2,18 +2,23 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow, Stage
 from aggregations.engine.columnar import ColumnarPath
+from aggregations.engine.dropped import Dropped, Listed, runs_of
 from aggregations.engine.job import Job
 from aggregations.engine.path import Work
 from aggregations.engine.transfer import pack, unpack
+from aggregations.per_message.dead_letters import DeadLetterCollector
 from aggregations.per_message.publishing import OutputMessage
+from aggregations.per_message.stage import Decided
 from aggregations.per_message.times import times_in
 from aggregations.report import DeadLetter, Report
 from aggregations.run.begin import begin
@@ -33,6 +38,8 @@ from tests.support.pure import fresh_store, table_of
 
 TOPIC_ID = "T1"
 ROUTES = 2
+SHARE = 0.5
+"""Share of the events that a journal would list."""
 
 
 def record(topic: str, offset: int, key: bytes, value: bytes, partition: int = 0) -> Record:
@@ -68,7 +75,8 @@ class Both:
     def process(self, records: Sequence[Record]) -> None:
         """Fold one batch on both paths and compare verdicts, dead letters, states and histories."""
         before, sent = len(self.memory.dead_letters), len(self.memory.outputs)
-        report = self.memory.process(records)
+        with _journaled(self.flow) as journal:
+            report = self.memory.process(records)
         works = [
             self._vectorised(part, mine) for part in self.flow.parts if (mine := self._of(part, records)) is not None
         ]
@@ -82,6 +90,10 @@ class Both:
             for work in works
             for at, dead in work.collector.dead.items()
         }
+        dropped = Dropped()
+        for work in works:
+            dropped.add(work.report.dropped)
+        assert _listed(dropped) == _listed(journal)
         outputs = [repr(output) for work in works for output in work.outputs]
         assert sorted([*outputs, *self._taken()]) == sorted(map(repr, self.memory.outputs[sent:]))
         counts = Report()
@@ -180,6 +192,8 @@ class Both:
             times=times_in(run.manifest, self.topic_ids),
             removed=self._retirement.removed,
             closed=self._final.closed(self._retirement.removed),
+            journaled=True,
+            share=SHARE,
         )
         work = Work(job)
         tasks: list[Any] = [path.read(work, self._chunks(records))]
@@ -190,6 +204,31 @@ class Both:
             sent = [pack(following, self._routes) for _, following in folded if following is not None]
             tasks = [unpack([part[route] for part in sent if part[route]]) for route in range(self._routes)]
         return work, writes
+
+
+@contextmanager
+def _journaled(flow: Flow[Any]) -> Iterator[Dropped]:
+    """What a journal would list of a batch in memory: of the last attempt of each part of the flow."""
+    whole, attempts, collect = Dropped(), dict[str, tuple[DeadLetterCollector, Dropped]](), DeadLetterCollector.decided
+
+    def noted(self: DeadLetterCollector, stage: str, decisions: Sequence[Decided]) -> None:
+        if attempts.get(self.first, (None,))[0] is not self:
+            attempts[self.first] = self, Dropped()
+        filters = flow.stage(stage).aggregate.rule is not None
+        attempts[self.first][1].decided(stage, decisions, SHARE, filters=filters)
+        collect(self, stage, decisions)
+
+    with patch.object(DeadLetterCollector, "decided", noted):
+        yield whole
+    for _, one in attempts.values():
+        whole.add(one)
+
+
+def _listed(dropped: Dropped) -> dict[tuple[str, str, str, int], set[int]]:
+    """The offsets of what was dropped."""
+    return {
+        place: {offset for run in Listed(runs_of(parts)) for offset in run} for place, parts in dropped.spans.items()
+    }
 
 
 def redriven_record(flow: Flow[Any], dead: DeadLetter, offset: int, application: str = "") -> Record:

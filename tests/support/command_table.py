@@ -22,7 +22,7 @@ from jobs.stack import StackState
 from jobs.tracing import Found, Place, Step
 from jobs.views import View
 from persistence.kafka import KafkaSettings
-from tests.support.filters import by_id
+from tests.support.filters import by_id, only_strict
 
 FLOW = "jobs.demo.flow:flow"
 
@@ -119,6 +119,7 @@ COMMANDS = {
             "until_caught_up": Option("--until-caught-up", {"until_caught_up": True}),
             "dead_letters": Option("--dead-letters dead", {"dead_letters": "dead"}),
             "journal": Option("--journal notes", {"journal": "notes"}),
+            "journal_share": Option("--journal-share 0.25", {"journal_share": 0.25}),
             "trigger": Option("--trigger 250ms", {"trigger_seconds": 0.25}),
             "max_records": Option("--max-records 7", {"max_records": 7}),
             "metadata_max_age": Option("--metadata-max-age 1m", {"metadata_max_age": 60.0}),
@@ -183,6 +184,7 @@ COMMANDS = {
             "tombstones": Option("--tombstones dead_letter", {"source.tombstones": Tombstones.DEAD_LETTER}),
             "dead_letters": Option("--dead-letters dead", {"dead_letter": "dead"}),
             "deduplicate": Option("--deduplicate tests.support.filters:by_id", {"deduplicate": by_id}),
+            "policy": Option("--policy tests.support.filters:only_strict", {"policy": only_strict}),
             "store": Option("--store lmdb://states", {"store": "lmdb://states"}),
             "generation": Option("--generation 2", {"generation": 2}),
             "until_caught_up": Option("--until-caught-up", {"until_caught_up": True}),

@@ -225,7 +225,7 @@ def test_describe_indents_the_steps_of_branches() -> None:
         '  branch         late when [col("v") > 5]',
         "    via          positive",
         '    filter       [col("v") > 0]',
-        "    map          w",
+        '    map          w=[col("v") * 2]',
         "    also_to      all",
         "      publish    b",
         "    publish      a",

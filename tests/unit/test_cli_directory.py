@@ -69,6 +69,27 @@ def test_command_line_and_environment_win_over_it() -> None:
     ]
 
 
+def test_a_journal_of_a_share_of_the_events_is_a_setting_of_a_flow(file: Path) -> None:
+    file.write_text('[flows.flights]\njournal = "notes"\njournal_share = 0.25\n')
+    assert settings.of_flow(flow).journal_share == 0.25
+    assert settings.of_flow(flow).lines()[-2:] == [
+        "journal: notes (headwater.toml)",
+        "journal's share of events: 0.25 (headwater.toml)",
+    ]
+    assert settings.of_flow(flow, journal_share=0.5).journal_share == 0.5
+    assert settings.of_flow(flow, journal_share=0.0).journal_share == 0.0, "refused by the run"
+
+
+@pytest.mark.parametrize("share", ["0", "-0.1", "1.01", "nan"])
+def test_a_share_that_is_none_is_refused_before_anything_starts(
+    share: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("run --runner local", "submit-command"):
+        words = [*command.split(), "jobs.demo.flow:flow", "--journal", "notes", "--journal-share", share]
+        assert run(monkeypatch, *words) == Exit.USAGE
+        assert f"--journal-share {share}: give a share of the events" in capsys.readouterr().err
+
+
 def test_describe_says_what_the_commands_use_and_who_said_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +117,8 @@ def test_describe_says_what_the_commands_use_and_who_said_so(
         ('[flows.flights]\nstore = "redis://[::1"\n', 2, "'store' is not the URL of a store"),
         ('\n[flows.flights.stores]\ncarrier = "redis://u:geheim@r"\n', 3, "has a password: name a file"),
         ("flows = 3\n", 1, "'flows' must be a table"),
+        ("[flows.flights]\njournal_share = 1\n", 2, "'journal_share' must be a decimal number"),
+        ("[flows.flights]\njournal_share = 1.5\n", 2, "a share of events is above 0 and at most 1.0"),
     ],
 )
 def test_an_error_in_it_names_file_and_line_and_never_a_value(text: str, line: int, said: str, file: Path) -> None:

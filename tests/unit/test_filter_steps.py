@@ -2,6 +2,7 @@
 
 import json
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +19,7 @@ from envelope import Envelope, Reason, Verdict, decode, encode
 from envelope.filters import (
     Arrival,
     Decreasing,
+    DedupPolicy,
     EventIdFilter,
     FilterStates,
     Gaps,
@@ -77,6 +79,35 @@ def test_a_filter_by_key_of_several_topics_is_refused_because_they_have_no_order
     with pytest.raises(FlowError, match="No order is certain between topics"):
         several.deduplicate(deduplicate(from_value("n"), MINUTE))
     several.deduplicate(NUMBERS).aggregate("k", "k", Fields(n=count()))
+    several.deduplicate(deduplicate(from_value("n"), MINUTE), policy=DedupPolicy(namespaces={"le": True}))
+
+
+def test_the_topics_that_a_policy_excludes_are_passed_on_and_not_judged() -> None:
+    more = Topic("more", Json({"k": str, "n": int}), envelope=False)
+    policy = DedupPolicy(default=True, namespaces={"mo": False})
+    flow = Flow("counted").source(ORDERS, more).deduplicate(NUMBERS, policy=policy)
+    run = runner(flow.aggregate("k", "k", Fields(n=count())))
+    records = [order(offset, n) for offset, n in enumerate([1, 1, 2])]
+    report = run.process([*records, *(replace(one, topic="more") for one in records)])
+    assert report.verdicts["sequence"] == {"accepted": 2, "duplicate": 1, "unidentified": 3}
+    assert run.results("sequence") == {b"legs:0": {"seen": 2}, b"more:0": {"seen": None}}
+    assert run.results("k") == {b"K": {"n": 5}}
+    again = run.process([replace(records[0], topic="more")])
+    assert again.verdicts["sequence"] == {"duplicate": 1}, "what is read again is dropped by its position"
+
+
+def test_a_policy_is_part_of_the_definition_as_far_as_the_flow_reads_the_topics() -> None:
+    plain, same, other = (
+        counted(NUMBERS, policy=policy).stages[0].definition
+        for policy in (DedupPolicy(default=True), DedupPolicy(topics={"legs": True}), DedupPolicy())
+    )
+    assert plain == same != other
+    assert "not of legs" in counted(NUMBERS, policy=DedupPolicy()).describe()
+
+
+def test_a_policy_must_be_one() -> None:
+    with pytest.raises(FlowError, match="a DedupPolicy"):
+        counted(NUMBERS, policy={"legs": True})
 
 
 def test_a_filter_cannot_have_the_name_of_a_table() -> None:

@@ -148,7 +148,7 @@ def test_the_description_names_each_step_by_its_method_and_shows_its_path():
         '  filter         [col("minutes") > 0]                               vectorised',
         "  aggregate      aircraft by tail: Fields(n=count(), m=total(minutes)) vectorised",
         "  publish_states states",
-        "  map            half, whole                                        vectorised",
+        '  map            half=[col("minutes") / 2], whole=minutes           vectorised',
         f"  flat_map       {'twice':50s} per message from here: its function replaces the values",
         "  divert         carrier                                            per message",
         "  aggregate      carriers by carrier: Tally, emit states            per message",

@@ -16,10 +16,12 @@ from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
-from aggregations.engine import journal as module
-from aggregations.engine.journal import Dropped, Entry, Listed, decode_entry, encode_entry, entry_of, runs_of
+from aggregations.engine import dropped as module
+from aggregations.engine.dropped import Dropped, Listed, runs_of, spans_of
+from aggregations.engine.journal import Entry, decode_entry, encode_entry, entry_of
 from aggregations.engine.ranges import Range
-from envelope import TopicPartition, Verdict
+from aggregations.engine.sampling import is_sampled, partition_number, sampled
+from envelope import Node, TopicPartition, Verdict
 from jobs.explaining import journal
 from jobs.explaining.journal import Journaled, journaled
 from jobs.explaining.log import Log, Reader, Span
@@ -36,17 +38,26 @@ def ints(*numbers: int) -> Any:
     return np.array(numbers, np.int64)
 
 
-@given(st.sets(st.integers(0, 2**62), max_size=20) | st.sets(st.integers(0, 30)))
-def test_runs_hold_the_offsets_that_they_were_made_of_and_no_other(offsets: set[int]) -> None:
-    listed = Listed(runs_of(ints(*sorted(offsets))))
+OFFSETS = st.lists(st.integers(0, 2**62), max_size=20) | st.lists(st.integers(0, 30))
+
+
+@given(st.lists(OFFSETS, min_size=1, max_size=3))
+def test_runs_hold_the_offsets_that_they_were_made_of_and_no_other(parts: list[list[int]]) -> None:
+    offsets = {one for part in parts for one in part}
+    listed = Listed(runs_of([spans_of(ints(*part)) for part in parts]))
     assert [one for run in listed for one in run] == sorted(offsets)
     assert all(one in listed for one in offsets)
     assert not any(one + 1 in listed for one in offsets if one + 1 not in offsets)
 
 
 def test_a_replayed_range_is_one_run() -> None:
-    assert runs_of(np.arange(1_000, 51_000)) == [1_000, 50_000]
-    assert runs_of(ints(100, 101, 102, 110)) == [100, 3, 8, 1]
+    assert runs_of([spans_of(ints(100, 101, 102, 110))]) == [100, 3, 8, 1]
+    dropped = Dropped()
+    for task in range(4):
+        dropped.take("first", "duplicate", "legs", np.full(1_000_000, task), np.arange(1_000_000))
+    found = entry(ends=dict.fromkeys(range(4), 1_000_000), dropped=dropped)
+    assert found.unlisted == {}
+    assert found.dropped["first"]["duplicate"]["legs"] == {part: [0, 1_000_000] for part in range(4)}
 
 
 def entry(batch: int = 1, ends: dict[int, int] | None = None, *, dropped: Dropped | None = None, **more: Any) -> Entry:
@@ -73,16 +84,45 @@ def test_an_entry_lists_what_was_dropped_by_stage_and_verdict() -> None:
 
 
 def test_what_does_not_fit_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_OFFSETS", 5)
+    monkeypatch.setattr(module, "MOST_RUNS", 2)
     dropped = Dropped()
-    dropped.take("first", "duplicate", "legs", ints(*[0] * 7), ints(*range(7)))
-    dropped.take("first", "duplicate", "legs", ints(0), ints(9))
-    assert dropped.unlisted == {"first": 3}
-    monkeypatch.setattr(module, "MOST_RUNS", 1)
+    dropped.take("first", "duplicate", "legs", ints(*[0] * 6), ints(1, 2, 5, 7, 8, 9))
+    dropped.take("first", "duplicate", "legs", ints(0), ints(11))
+    assert (runs_of(dropped.spans["first", "duplicate", "legs", 0]), dropped.unlisted) == ([1, 2, 3, 1], {"first": 4})
+    monkeypatch.setattr("aggregations.engine.journal.MOST_RUNS", 1)
     dropped = Dropped()
     dropped.take("first", "duplicate", "legs", ints(0, 0, 0, 0), ints(1, 2, 5, 6))
     found = entry(dropped=dropped)
     assert (found.dropped["first"]["duplicate"]["legs"], found.unlisted) == ({0: [1, 2]}, {"first": 2})
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 2**62)), unique=True), st.floats(0.01, 1), st.floats(0, 1))
+def test_a_share_of_events_contains_every_smaller_share(
+    roots: list[tuple[int, int]], share: float, part: float
+) -> None:
+    numbers, offsets = [partition_number("raw", one) for one, _ in roots], [offset for _, offset in roots]
+    found, smaller = (sampled(one, numbers, offsets).tolist() for one in (share, share * part))
+    assert found == [is_sampled(share, Node("raw", *root)) for root in roots]
+    assert all(have or not need for have, need in zip(found, smaller, strict=True))
+    assert sampled(1.0, numbers, offsets).all()
+
+
+def test_a_share_of_events_is_this_share_of_neighbours_and_of_first_records() -> None:
+    one, every = partition_number("raw", 0), np.arange(100_000)
+    for share in (0.001, 0.1, 0.5, 0.9):
+        for numbers, offsets in (
+            (np.full(len(every), one), every),
+            (np.array([partition_number("raw", int(at)) for at in every[:20_000]]), np.zeros(20_000, np.int64)),
+        ):
+            expected, spread = share * len(offsets), 5 * (share * (1 - share) * len(offsets)) ** 0.5
+            assert abs(int(sampled(share, numbers, offsets).sum()) - expected) < spread
+
+
+def test_an_entry_of_every_event_has_the_bytes_of_an_entry_without_a_share() -> None:
+    assert b"share" not in encode_entry(entry())
+    found = decode_entry(encode_entry(entry(share=0.25)))
+    assert found is not None
+    assert found.share == 0.25
 
 
 def test_other_records_and_newer_entries_are_ignored() -> None:
@@ -174,13 +214,24 @@ def world(tmp_path: Path) -> InMemory:
     return made
 
 
-def noted(world: InMemory, monkeypatch: pytest.MonkeyPatch, *dropped: int, again: bool = False) -> None:
+def noted(
+    world: InMemory, monkeypatch: pytest.MonkeyPatch, *dropped: int, again: bool = False, share: float = 1.0
+) -> None:
     """Every record was read by batch 1, which dropped some of them."""
     taken = Dropped()
     taken.take("first", "below_floor", "legs", ints(*[0] * len(dropped)), ints(*dropped))
     ends = {TopicPartition("legs", 0): 50}
     made = entry_of(
-        FlowRef("fleet", 1), 7, 1, 9_000, {"legs": "T"}, ends, [Range(0, 0, 50, "legs")], taken, again=again
+        FlowRef("fleet", 1),
+        7,
+        1,
+        9_000,
+        {"legs": "T"},
+        ends,
+        [Range(0, 0, 50, "legs")],
+        taken,
+        again=again,
+        share=share,
     )
     monkeypatch.setattr("jobs.explaining.explain.journaled", lambda *arguments: Journaled(arguments[3], made))
 
@@ -220,3 +271,28 @@ def test_of_an_expired_record_the_journal_knows_that_it_was_dropped(
     found = world.explain(Place("legs", 0, 11), journal="journal")
     assert (found.outcome, found.stages[0].verdict) == (Outcome.DROPPED, Verdict.BELOW_FLOOR)
     assert world.explain(Place("legs", 0, 12), journal="journal").outcome is Outcome.EXPIRED
+
+
+def test_explain_says_that_a_journal_of_a_share_left_an_event_out(
+    world: InMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = 0.5
+    inside, outside = (
+        next(i for i in range(5, 15) if is_sampled(share, Node("legs", 0, i)) is had) for had in (True, False)
+    )
+    noted(world, monkeypatch, share=share)
+    found = world.explain(Place("legs", 0, inside), search=1, journal="journal")
+    assert (found.outcome, found.why) == (
+        Outcome.FOLDED,
+        "stage first: the journal does not list it among what was dropped",
+    )
+    found = world.explain(Place("legs", 0, outside), search=1, journal="journal")
+    assert found.outcome is Outcome.UNDECIDED
+    assert found.why.endswith("; the journal lists 50 % of the events, and not this one")
+    assert found.stages[0].batch is not None
+    assert found.stages[0].batch.exact, "a journal of a share lists every batch"
+
+    world.expire(Place("legs", 0, 20))
+    found = world.explain(Place("legs", 0, inside), journal="journal")
+    assert found.outcome is Outcome.EXPIRED
+    assert found.why.endswith("; the journal lists 50 % of the events"), "its root is not known any more"

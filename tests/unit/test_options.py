@@ -76,16 +76,20 @@ OPTIONS: dict[str, tuple[dict[str, Any], set[str], str]] = {
     # A state keeps the positions that it has: a wider history is a longer one from then on.
     "aggregate(history)": ({"stage": {"history": 64}}, NONE, "by _key, history 64:"),
     "aggregate(lanes)": ({"stage": {"lanes": 9}}, NONE, "by _key, 9 lanes:"),
-    "aggregate(emit)": ({"stage": {"emit": Emit(k="k", m="m", n="new.n")}}, LATER, "Fields(n=count()), emit k, m, n"),
+    "aggregate(emit)": (
+        {"stage": {"emit": Emit(k="k", m="m", n="new.n")}},
+        LATER,
+        "Fields(n=count()), emit k, m, n=new.n",
+    ),
     "aggregate(emit) on a condition": (
         {"stage": {"emit": Emit(k="k", m="m", n="new.n").when(pl.col("new.n") > 1)}},
         LATER,
-        'emit k, m, n when [col("new.n") > 1]',
+        'emit k, m, n=new.n when [col("new.n") > 1]',
     ),
     "aggregate(emit) only when changed": (
         {"stage": {"emit": Emit(k="k", m="m", n="new.n").changed()}},
         LATER,
-        'emit k, m, n when [col("new.n") is distinct from col("old.n")]',
+        'emit k, m, n=new.n when [col("new.n") is distinct from col("old.n")]',
     ),
     # A store's URL may contain a secret. The command shows it on standard error, redacted.
     "aggregate(store)": ({"stage": {"store": "sqlite:///states.db"}}, NONE, ""),

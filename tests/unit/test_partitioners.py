@@ -1,10 +1,15 @@
 """Whether topics are partitioned alike, judged by samples of their keys."""
 
 import zlib
+from typing import Any
 
 import pytest
 
-from aggregations.engine.partitioners import SAMPLED, Places, differing
+from aggregations import Fields, Flow, Json, Topic, count
+from aggregations.engine import partitioners
+from aggregations.engine.partitioners import SAMPLED, Places, are_apart, differing
+from envelope.filters import SequenceFilter, from_value
+from persistence.kafka import BrokerUnavailable, KafkaSettings
 from persistence.murmur2 import murmur2
 
 KEYS = [b"key %d" % n for n in range(SAMPLED)]
@@ -30,7 +35,7 @@ def librdkafka(keys: list[bytes], partitions: int = 3) -> Places:
         (java(KEYS), [(key, 0) for key in OTHERS]),
         (java(KEYS), java(OTHERS, 2)),
         # A partitioner of the producers' own may fit a few keys of each by chance, however often they occur.
-        (java(KEYS[:12] * 5), librdkafka(OTHERS[:12] * 5)),
+        ([*java(KEYS[:12])] * 5, [*librdkafka(OTHERS[:12])] * 5),
     ],
 )
 def test_topics_that_may_be_partitioned_alike_are_not_told_apart(one: Places, other: Places) -> None:
@@ -50,3 +55,47 @@ def test_a_key_in_different_partitions_of_two_topics_is_a_proof_whatever_the_par
     assert differing({"a": placed, "b": [*java(OTHERS), moved[3]]}, 3) == (
         f"a key of partition {placed[3][1]} of a is in partition {moved[3][1]} of b"
     )
+
+
+class Numbers:
+    """Topics of these numbers of partitions."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = numbers
+
+    def partitions(self, names: Any) -> dict[str, int]:
+        if not self.numbers:
+            raise BrokerUnavailable("away", "Wait")
+        return dict(zip(names, self.numbers, strict=True))
+
+
+TWO = Flow("two").source(*(Topic(name, Json({"k": str, "n": int}), envelope=False) for name in ("a", "b")))
+COUNTED = TWO.aggregate("k", "k", Fields(n=count()))
+
+
+@pytest.mark.parametrize(
+    ("flow", "numbers", "apart"),
+    [
+        (COUNTED, (3, 3), True),
+        (COUNTED, (3, 2), False),
+        (COUNTED, (1, 1), False),
+        (COUNTED, (), False),
+        (TWO.aggregate("k", "k", Fields(n=count()), co_partitioned=False), (3, 3), False),
+        (TWO.flat_map(lambda element: [element.value]).aggregate("k", "k", Fields(n=count())), (3, 3), False),
+        (TWO.deduplicate(SequenceFilter(from_value("n"))).aggregate("k", "k", Fields(n=count())), (3, 3), False),
+        (TWO.publish("out"), (3, 3), False),
+    ],
+    ids=["equal", "different", "one", "no broker", "not co-partitioned", "items", "filter first", "no stage"],
+)
+def test_keys_are_read_only_where_tasks_would_share_the_partitions_of_one_number(
+    monkeypatch: pytest.MonkeyPatch, flow: Flow[Any], numbers: tuple[int, ...], apart: bool
+) -> None:
+    read: list[Any] = []
+
+    def sample(*given: Any) -> dict[str, Places]:
+        read.append(given)
+        return {"a": java(KEYS), "b": librdkafka(KEYS)}
+
+    monkeypatch.setattr(partitioners, "_sample", sample)
+    assert are_apart(flow, KafkaSettings("nowhere:1"), Numbers(*numbers)) is apart  # type: ignore[arg-type]
+    assert bool(read) is apart

@@ -9,6 +9,7 @@ import pytest
 from envelope import Envelope, Hop, Reason, Verdict, encode
 from envelope.filters import (
     Decreasing,
+    DedupPolicy,
     EventIdFilter,
     Filter,
     Gaps,
@@ -225,6 +226,33 @@ def test_a_member_that_was_suspended_since_the_topic_was_created_again_leaves_th
     with pytest.raises(TopicReplaced, match="in:0 belongs to a topic that was deleted and created again"):
         Member(NUMBERS, store, topic_id="old", current="new")
     assert Member(NUMBERS, store, topic_id="new").numbers(2, 3, start=2) == ["duplicate", "accepted"]
+
+
+def test_a_policy_names_the_topics_that_the_filter_judges() -> None:
+    store, policy = fresh_store(), DedupPolicy(default=True, namespaces={"i": False})
+    judging = RecordFilter(NUMBERS, store, "r", lambda _: {}, policy=policy)
+    others = [part(), InputPartition("other", 0, "r", "id", None, "")]
+    judging.begin(others)
+    rulings: dict[str, list[Verdict]] = {"in": [], "other": []}
+    processor = Processor(
+        identity, via="r", source=InputTopics(("in", "other"), Wrapping.NONE, JsonPayload), targets={"out": 9}
+    )
+    for topic, found in rulings.items():
+        for offset in range(2):
+            record = InputRecord(topic, 0, offset, b"k", b'{"n": 1}', topic_id="id")
+            processor.open(record)
+            found.append(judging.judge(record).verdict)
+    judging.save(others)
+    assert rulings == {"in": ["unidentified"] * 2, "other": ["accepted", "duplicate"]}
+    values = KeptValues(store, "republisher.r", "SequenceFilter", stage="sequence", shared=True)
+    assert {key: one.version for key, one in values.load([b"in:0", b"other:0"]).items()} == {b"in:0": 0, b"other:0": 2}
+
+
+def test_a_policy_without_a_filter_or_of_another_type_is_refused() -> None:
+    with pytest.raises(UsageError, match="name a filter"):
+        republisher(policy=DedupPolicy(default=True))
+    with pytest.raises(UsageError, match="takes a DedupPolicy"):
+        republisher(deduplicate=NUMBERS, store="memory://s", policy=True)
 
 
 def test_a_member_whose_claim_fails_until_its_patience_ends_joins_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,10 @@ class Gaps:
 
 def worker_of(source: Gaps) -> tuple[Worker, list[tuple[str, bytes]]]:
     sent: list[tuple[str, bytes]] = []
-    producer = SimpleNamespace(send_many=lambda topic, many: sent.extend((topic, one["value"]) for one in many))
+    producer = SimpleNamespace(
+        send_many=lambda topic, many: sent.extend((topic, one["value"]) for one in many),
+        send_plain=lambda topic, values, keys: sent.extend((topic, value) for value in values),
+    )
     processor = Processor(identity, via="r", source=InputTopics(("legs",)), targets={"out": 1000})
     worker = Worker(
         name="r",

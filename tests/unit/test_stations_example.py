@@ -1,4 +1,4 @@
-"""examples/stations.py: the attempts of a screw are a session, whatever arrives first."""
+"""examples/stations.py: parts and results meet; the attempts of a screw are in windows, whatever arrives first."""
 
 import json
 import runpy
@@ -15,35 +15,45 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "stations.py"
 SIX = datetime(2026, 11, 24, 6, tzinfo=UTC)
 
 
-def fastening(offset: int, screw: str, torque: int, second: int) -> Any:
+def record(topic: str, offset: int, second: int, **fields: object) -> Any:
     at = round(SIX.timestamp() + second) * 1000
-    value = {"station": "s1", "screw": screw, "torque": torque, "ok": torque >= 60, "at": at}
-    return Record("fastenings", 0, offset, b"s1", json.dumps(value).encode(), timestamp_ms=at)
+    value = {"part": "p", "station": "s1", "at": at, **fields}
+    return Record(topic, 0, offset, b"p", json.dumps(value).encode(), timestamp_ms=at)
 
 
-def test_attempts_are_counted_per_screw_until_it_is_done_and_per_station_in_ten_minutes() -> None:
+def fastening(offset: int, screw: int, torque: float, second: int) -> Any:
+    return record("fastening-results", offset, second, screw=screw, torque=torque, ok=torque >= 11)
+
+
+def test_attempts_are_counted_per_part_per_screw_and_window_per_visit_and_per_station() -> None:
     flow = runpy.run_path(str(EXAMPLE))["flow"]
     runner = MemoryRunner(flow, bind(flow, {}, fresh_store()))
-    runner.process([fastening(0, "a", 40, 0), fastening(1, "a", 61, 200), fastening(2, "b", 60, 210)])
-    runner.process([fastening(3, "a", 50, 100), fastening(4, "a", 62, 900)])
+    runner.process([fastening(0, 1, 4.0, 0), fastening(1, 1, 11.5, 200), fastening(2, 2, 12.0, 210)])
+    ready = record("ready-to-fasten", 0, -10, screws=2)
+    runner.process([fastening(3, 1, 5.0, 100), ready, fastening(4, 1, 12.5, 900)])
+    assert runner.results("part") == {
+        b"p": {"station": "s1", "screws": 2, "attempts": 5, "fastened": 3, "weakest": 11.5},
+    }
     assert runner.results("screw") == {
-        b"a@2026-11-24T06:00:00Z/2026-11-24T06:03:20Z": {
+        b"p/1@2026-11-24T06:00:00Z": {"attempts": 3, "failed": 2, "torque": 11.5},
+        b"p/1@2026-11-24T06:15:00Z": {"attempts": 1, "failed": 0, "torque": 12.5},
+        b"p/2@2026-11-24T06:00:00Z": {"attempts": 1, "failed": 0, "torque": 12.0},
+    }
+    assert runner.results("visit") == {
+        b"p/1@2026-11-24T06:00:00Z/2026-11-24T06:03:20Z": {
             "attempts": 3,
-            "torque": 61,
             "ok": True,
-            "torques": {"values": [40, 61, 50], "dropped": 0},
+            "torques": {"values": [4.0, 11.5, 5.0], "dropped": 0},
         },
-        b"a@2026-11-24T06:15:00Z/2026-11-24T06:15:00Z": {
+        b"p/1@2026-11-24T06:15:00Z/2026-11-24T06:15:00Z": {
             "attempts": 1,
-            "torque": 62,
             "ok": True,
-            "torques": {"values": [62], "dropped": 0},
+            "torques": {"values": [12.5], "dropped": 0},
         },
-        b"b@2026-11-24T06:03:30Z/2026-11-24T06:03:30Z": {
+        b"p/2@2026-11-24T06:03:30Z/2026-11-24T06:03:30Z": {
             "attempts": 1,
-            "torque": 60,
             "ok": True,
-            "torques": {"values": [60], "dropped": 0},
+            "torques": {"values": [12.0], "dropped": 0},
         },
     }
     assert runner.results("station") == {

@@ -1,0 +1,221 @@
+"""Writes messages of named producers to topics, and refuses duplicates before it writes them (Pulsar PIP-6)."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self
+
+from envelope import Envelope, Verdict, encode
+from envelope.filters.sequence_maps import (
+    EVERYWHERE,
+    PRODUCERS,
+    SNAPSHOT_EVERY,
+    DedupPolicy,
+    Entry,
+    SequenceMaps,
+    Snapshot,
+)
+from persistence.commit.faults import WRITER_COMMIT, WRITER_PRODUCE, WRITER_SNAPSHOT, effect
+from persistence.kafka.errors import BrokerError
+from persistence.kafka.session import SequenceLost
+from persistence.kafka.settings import KafkaSettings
+from persistence.kafka.tail import BlockReader, last_id, stamped
+from persistence.kafka.topics import Topics
+from persistence.kafka.transactions import TransactionalProducer
+from persistence.murmur2 import murmur2
+from persistence.protocol import StateStore
+from persistence.reader import SequenceSnapshots
+
+_POSITIVE: Final = 0x7FFFFFFF
+_BATCH_BYTES: Final = 1_000_000  # librdkafka's default of batch.size
+
+
+class DeduplicatingWriter:
+    """Writes each message of a producer to its topic once, as a broker of Pulsar does with deduplication.
+
+    It is a gateway between producers, which send again what they are not sure of, and topics that it alone writes. A
+    message is a duplicate if its partition contains its producer's number, or a later one. The partition is that of the
+    message's key, or without one that of the producer's name, so that copies meet.
+
+    The constructor fences every earlier writer of this name, and recovers the sequence maps: the latest snapshot, and
+    what the topic contains after it. `write` sends a batch in one transaction. Used by one thread.
+
+    Args:
+        name: Name of the writer: its `transactional.id`, and the name of its snapshots.
+        topics: The topics that it may write.
+        settings: Settings of the Kafka cluster.
+        store: Store of the snapshots, or its URL.
+        policy: Topics in which duplicates are refused. Those of others are written as they come.
+        every: Entries of a partition between two snapshots.
+        limit: Producers that a partition remembers.
+        options: More librdkafka settings (underscores stand for dots), for example `compression_type="zstd"`.
+
+    Raises:
+        SequenceLost: Retention has deleted messages that are in no snapshot.
+        BrokerError: Kafka cannot be reached, or refuses a request.
+        StoreError: The store failed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        topics: Iterable[str],
+        settings: KafkaSettings,
+        store: StateStore | str,
+        *,
+        policy: DedupPolicy = EVERYWHERE,
+        every: int = SNAPSHOT_EVERY,
+        limit: int = PRODUCERS,
+        **options: Any,
+    ) -> None:
+        broker, names = Topics(settings), sorted(set(topics))
+        broker.check_rights(write=names)
+        self._facts = broker.describe(names)
+        most = broker.max_message_bytes(names)
+        sizes = {"message_max_bytes": max(most.values()), "batch_size": min(_BATCH_BYTES, *most.values())}
+        self._maps: dict[tuple[str, int], SequenceMaps] = {}
+        self._stored: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+        # First the earlier writer is fenced: then nothing is added to a topic after its end was read.
+        self._producer = TransactionalProducer(settings, name, acknowledged=self._note, **sizes | options)
+        try:
+            self._snapshots = SequenceSnapshots(store, name)
+            for topic in filter(policy.enabled, names):
+                self._recover(broker, settings, topic, every, limit)
+        except BaseException:
+            self._producer.close()
+            raise
+
+    def _recover(self, broker: Topics, settings: KafkaSettings, topic: str, every: int, limit: int) -> None:
+        """Make the maps of a topic's partitions as of its end."""
+        topic_id = self._facts[topic].topic_id
+        lows = {partition: marks.low for (_, partition), marks in broker.marks([topic]).items()}
+        ends = {partition: end for (_, partition), end in broker.ends([topic]).items()}
+        snapshots = {one: self._snapshots.load(topic, one, topic_id) for one in ends}
+        for partition, found in snapshots.items():
+            if found is not None and lows[partition] > found.next_offset:
+                raise SequenceLost(
+                    f"{topic}:{partition}: retention has deleted offsets {found.next_offset} to {lows[partition] - 1}, which "
+                    "are in no snapshot",
+                    "Another name of the writer begins with what the topic contains. Keep records longer, or let a snapshot "
+                    "be written more often (every=)",
+                )
+        begins = {one: lows[one] if found is None else found.next_offset for one, found in snapshots.items()}
+        tails: dict[int, list[Entry]] = {one: [] for one in ends}
+        with BlockReader(settings, topic) as reader:
+            for message in reader.read({one: (begins[one], end) for one, end in ends.items()}):
+                tails[message.partition()].append(_entry(message.offset(), message.value()))
+        for partition, snapshot in snapshots.items():
+            before = snapshot or Snapshot(begins[partition])
+            self._maps[topic, partition] = SequenceMaps(before, tails[partition], every=every, limit=limit)
+
+    def write(self, topic: str, messages: Iterable[Envelope]) -> list[Verdict]:
+        """Write the new ones of some messages, all of them or none; return when they are stored and visible.
+
+        Args:
+            topic: The topic.
+            messages: The messages, those of each producer in the order of their sequence numbers. A message without
+                producer and sequence number takes no part, and is written.
+
+        Returns:
+            For each message `ACCEPTED`, or `DUPLICATE`: the topic contains it, or a later one of its producer.
+
+        Raises:
+            ProducerFenced: A newer writer of this name has begun.
+            ValueError: The topic is not one of the writer.
+            BrokerError: Nothing was written, unless the commit was not answered: the next call asks again. Write all
+                of the messages again.
+            StoreError: A snapshot was not stored. The messages are written; make a new writer.
+        """
+        if topic not in self._facts:
+            raise ValueError(f"this writer writes {', '.join(self._facts)}, not {topic}")
+        self._finish()
+        placed = [(self._place(topic, one), one) for one in messages]
+        verdicts = [self._push(topic, place, one) for place, one in placed]
+        new = [one for one, verdict in zip(placed, verdicts, strict=True) if verdict is Verdict.ACCEPTED]
+        try:
+            effect(WRITER_PRODUCE, lambda: self._send(topic, new))
+        except BaseException:
+            self._failed()
+            raise
+        self._finish()
+        # What was in flight is in the same transaction.
+        return [Verdict.DUPLICATE if one is Verdict.IN_FLIGHT else one for one in verdicts]
+
+    def last_sequence_id(self, topic: str, producer: str) -> int | None:
+        """Highest number of a producer in a topic, after which it resumes; None for an unknown one."""
+        found = (maps.last_sequence_id(producer) for (name, _), maps in self._maps.items() if name == topic)
+        return max((one for one in found if one is not None), default=None)
+
+    def persisted(self, topic: str, partition: int) -> dict[str, int]:
+        """Highest number by producer that a partition contains."""
+        return self._maps[topic, partition].persisted
+
+    def covered(self, topic: str, partition: int) -> int:
+        """Offset below which the latest snapshot of a partition contains everything."""
+        return self._maps[topic, partition].covered
+
+    def close(self) -> None:
+        """Drop what is not written, and release the connections; a second call does nothing."""
+        self._producer.close()
+        self._snapshots.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _place(self, topic: str, message: Envelope) -> int:
+        key = message.producer.encode() if message.key is None else message.key
+        return (murmur2(key) & _POSITIVE) % self._facts[topic].partitions
+
+    def _push(self, topic: str, partition: int, message: Envelope) -> Verdict:
+        maps = self._maps.get((topic, partition))
+        if maps is None:
+            return Verdict.ACCEPTED
+        if not message.producer or message.sequence is None:
+            return maps.push(None)
+        return maps.push(message.producer, last_id(message))
+
+    def _send(self, topic: str, new: list[tuple[int, Envelope]]) -> None:
+        for place, message in new:
+            self._producer.send(topic, encode(message), message.key, partition=place)
+
+    def _finish(self) -> None:
+        """Commit what was sent, note where it is stored, and write the snapshots that are due."""
+        if not self._producer.in_transaction:
+            return
+        try:
+            effect(WRITER_COMMIT, self._producer.flush)
+        except BrokerError:
+            if not self._producer.committing:
+                self._failed()
+            raise
+        due: dict[tuple[str, int], Snapshot] = {}
+        for place, offsets in self._stored.items():
+            if (maps := self._maps.get(place)) is None:
+                continue
+            for offset in offsets:
+                due |= {place: found} if (found := maps.acknowledged(offset)) else {}
+        self._stored.clear()
+        for (topic, partition), snapshot in due.items():
+            save = partial(self._snapshots.save, topic, partition, snapshot, self._facts[topic].topic_id)
+            effect(WRITER_SNAPSHOT, save)
+
+    def _failed(self) -> None:
+        """Forget what was sent: its transaction is aborted."""
+        self._producer.abort()
+        self._stored.clear()
+        for maps in self._maps.values():
+            maps.failed()
+
+    def _note(self, topic: str, partition: int, offset: int) -> None:
+        self._stored[topic, partition].append(offset)
+
+
+def _entry(offset: int, value: bytes | None) -> Entry:
+    message = stamped(value)
+    return Entry(offset) if message is None else Entry(offset, message.producer, last_id(message))
