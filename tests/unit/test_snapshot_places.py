@@ -26,6 +26,7 @@ from jobs.snapshot_places import Place, remove, shown
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from persistence.errors import Fenced, Transient
+from persistence.findings import Finding
 from persistence.memory import MemoryStore
 from persistence.memory import open_store as memory
 from persistence.names import FlowRef
@@ -323,7 +324,10 @@ def test_the_commands_save_in_a_store_restore_and_remove(
     assert json.loads(capsys.readouterr().out)["file"] == place
     assert headwater(monkeypatch, *words, place) == Exit.USAGE
     assert "--replace" in capsys.readouterr().err
+    lossy = Finding("no-aof", "the server has no append-only file", "Set `appendonly yes`", unsafe=True)
+    monkeypatch.setattr("persistence.registry.preflight", lambda url: [lossy] if "copies.db" in url else [])
     assert headwater(monkeypatch, *words, place, "--replace") == Exit.DONE
+    assert f"the store of the snapshot: {lossy}" in capsys.readouterr().err
     assert headwater(monkeypatch, *words, "memory://x#a") == Exit.USAGE
     assert "in the memory of one process: give another one with --to" in capsys.readouterr().err
     for long in (words, ("restore", flow, "--store", "sqlite://b.db", "--from")):
