@@ -102,8 +102,10 @@ def _opened(found: Generations, rebuild: Rebuild, given: Place | None) -> Iterat
     again = (
         f"{found.ref(rebuild.generation)}: its rebuild began with a snapshot and does not have all of its states yet"
     )
-    if given is None and "://...@" in rebuild.origin.file:
-        raise RunRefusedError(f"{again}. Give it with --snapshot: the password of its store is not kept")
+    if given is None and ("://...@" in rebuild.origin.file or "=..." in rebuild.origin.file):
+        raise RunRefusedError(
+            f"{again}. Give it with --snapshot: the password and the options of its store are not kept"
+        )
     try:
         with opened_snapshot(place, found.flow.name) as reader:
             if reader.checksum != rebuild.origin.checksum:
