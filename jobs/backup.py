@@ -180,7 +180,7 @@ def opened_snapshot(source: Place, flow: str) -> Iterator[SnapshotReader]:
         except DamagedError as error:
             raise RunRefusedError(
                 f"{shown(source)} was changed while it was restored: {error}. Repeat the restore with a copy of the snapshot as "
-                "it was"
+                "it was; or drop the generation (`headwater replay --drop`), and restore another snapshot"
             ) from error
 
 

@@ -68,9 +68,13 @@ def written(place: Place, flow: str, *, replace: bool) -> Iterator[Written]:
         return
     with closing(open_store(url_of(place))) as store:
         ref = _ref(place, flow)
+        exists = UsageError(f"{shown(place)} exists: give another name after #, or --replace")
         if not replace and has_snapshot(store, ref):
-            raise UsageError(f"{shown(place)} exists: give another name after #, or --replace")
-        yield _InStore(SnapshotStoreWriter(store, ref))
+            raise exists
+        writer = SnapshotStoreWriter(store, ref)
+        if not replace and writer.replaces:  # another command has written it meanwhile
+            raise exists
+        yield _InStore(writer)
 
 
 @contextmanager
@@ -97,7 +101,7 @@ def opened(place: Place, flow: str) -> Iterator[BinaryIO]:
 
 
 def remove(place: Place, flow: str) -> None:
-    """Remove a snapshot from a store.
+    """Remove a snapshot from a store, or the parts that a killed command has left.
 
     Args:
         place: The place.
@@ -110,10 +114,8 @@ def remove(place: Place, flow: str) -> None:
     if isinstance(place, Path):
         raise UsageError(f"{place} is a file: delete it")
     with closing(open_store(url_of(place))) as store:
-        ref = _ref(place, flow)
-        if not has_snapshot(store, ref):
+        if not remove_snapshot(store, _ref(place, flow)):
             raise UsageError(f"{shown(place)}: the store has no such snapshot of flow {flow}")
-        remove_snapshot(store, ref)
 
 
 def _ref(place: str, flow: str) -> StageRef:

@@ -5,17 +5,20 @@ no run, reader or drop of the flow sees it, also if the store is the one that ha
 
 Its parts are numbered and begin with the epoch of the command that writes them. The last write is the entry that names
 this epoch: from then on the snapshot exists, and it replaces an earlier one at this moment. The parts of that one, and
-those of commands that were killed, are removed afterwards. A newer command fences an older one.
+those of commands that were killed, are removed afterwards. A newer command fences an older one of the flow, also if it
+writes or removes another snapshot.
 """
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from struct import Struct
 from typing import Any, Final
 
 import msgspec
 
 from persistence.commit.faults import SNAPSHOT, effect
-from persistence.errors import Corrupt
+from persistence.errors import Corrupt, Fenced
 from persistence.names import FlowRef, StageRef, check_name
 from persistence.protocol import StateStore, Stored, Write
 from persistence.seal import DamagedError, seal, unseal
@@ -67,14 +70,33 @@ def has_snapshot(store: StateStore, ref: StageRef) -> bool:
     return _end_of(store, ref) is not None
 
 
-def remove_snapshot(store: StateStore, ref: StageRef) -> None:
+def remove_snapshot(store: StateStore, ref: StageRef) -> bool:
     """Remove a snapshot, and whatever a command left that was killed.
+
+    Returns:
+        Whether there was something to remove.
 
     Raises:
         StoreError: The store does not answer, or a newer command has begun. Repeat it.
     """
+    if next(iter(store.scan(ref)), None) is None:
+        return False
     epoch = store.acquire_epoch(ref.flow_ref)
-    effect(SNAPSHOT, lambda: store.remove(ref, epoch, epoch=epoch, batch=0))
+    with _newest():
+        effect(SNAPSHOT, lambda: store.remove(ref, epoch, epoch=epoch, batch=0))
+    return True
+
+
+@contextmanager
+def _newest() -> Iterator[None]:
+    """Explain that a newer command has taken over."""
+    try:
+        yield
+    except Fenced as error:
+        raise Fenced(
+            "another command has begun to write or remove a snapshot of this flow in this store",
+            "Repeat this one when the other has ended",
+        ) from error
 
 
 class SnapshotStoreWriter:
@@ -83,6 +105,10 @@ class SnapshotStoreWriter:
     Args:
         store: The store.
         ref: Where it gets; see `snapshot_ref`.
+
+    Attributes:
+        size: Number of bytes so far.
+        replaces: Whether there is an earlier snapshot.
 
     Raises:
         StoreError: The store does not answer, or refuses a request.
@@ -97,6 +123,7 @@ class SnapshotStoreWriter:
         self._epoch: int = effect(SNAPSHOT, lambda: store.acquire_epoch(ref.flow_ref))
         self._before = store.load(ref, [_END]).get(_END)
         self.size = 0
+        self.replaces = self._before is not None
 
     def write(self, data: bytes, /) -> int:
         """Write the next bytes."""
@@ -119,7 +146,8 @@ class SnapshotStoreWriter:
         version = self._before.version if self._before else 0
         end = seal(_encoder.encode(_End(self._epoch, self.size, self._part)))
         effect(SNAPSHOT, lambda: self._save(Write(_END, version, end, due=self._epoch)))
-        effect(SNAPSHOT, lambda: self._store.remove(self._ref, self._epoch - 1, epoch=self._epoch, batch=0))
+        with _newest():
+            effect(SNAPSHOT, lambda: self._store.remove(self._ref, self._epoch - 1, epoch=self._epoch, batch=0))
 
     def _put(self, part: bytes) -> None:
         write = Write(_PART.pack(self._epoch, self._parts), 0, part, due=self._epoch)
@@ -127,7 +155,8 @@ class SnapshotStoreWriter:
         self._parts += 1
 
     def _save(self, write: Write) -> None:
-        self._store.save(self._ref, [write], epoch=self._epoch, batch=0)
+        with _newest():
+            self._store.save(self._ref, [write], epoch=self._epoch, batch=0)
 
 
 class _Parts(io.RawIOBase):
@@ -184,4 +213,9 @@ def _end_of(store: StateStore, ref: StageRef) -> _End | None:
     try:
         return _decoder.decode(unseal(stored.value))
     except (DamagedError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Corrupt(f"the entry of the snapshot cannot be read: {error}", ref=ref, key=_END) from error
+        raise Corrupt(
+            f"the entry of the snapshot cannot be read: {error}",
+            "Use another snapshot; remove this one with `headwater snapshot --remove`",
+            ref=ref,
+            key=_END,
+        ) from error

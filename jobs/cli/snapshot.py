@@ -44,6 +44,7 @@ def snapshot(
     from jobs.loading import load_flow
     from jobs.snapshot_places import place_of, shown, url_of
     from jobs.snapshot_places import remove as remove_from
+    from persistence.registry import preflight
 
     if (to is None) is (remove is None):
         raise UsageError("give --to FILE, --to URL#NAME, or --remove URL#NAME")
@@ -55,6 +56,8 @@ def snapshot(
     place = place_of(to or "")
     if isinstance(place, str):
         settings.check_shared("the store of the snapshot", url_of(place), "--to")
+        for finding in preflight(url_of(place)):
+            say(f"the store of the snapshot: {finding}")
     chosen = settings.of_flow(found, store, generation=generation)
     for line in chosen.lines():
         say(line)

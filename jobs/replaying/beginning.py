@@ -102,12 +102,16 @@ def _opened(found: Generations, rebuild: Rebuild, given: Place | None) -> Iterat
     again = (
         f"{found.ref(rebuild.generation)}: its rebuild began with a snapshot and does not have all of its states yet"
     )
-    if given is None and "://...@" in rebuild.origin.file:
-        raise RunRefusedError(f"{again}. Give it with --snapshot: the password of its store is not kept")
+    if given is None and ("://...@" in rebuild.origin.file or "=..." in rebuild.origin.file):
+        raise RunRefusedError(
+            f"{again}. Give it with --snapshot: the password and the options of its store are not kept"
+        )
     try:
         with opened_snapshot(place, found.flow.name) as reader:
             if reader.checksum != rebuild.origin.checksum:
-                raise RunRefusedError(f"{again}, and {shown(place)} is another one. Give it with --snapshot")
+                raise RunRefusedError(
+                    f"{again}, and {shown(place)} is another one. Give it with --snapshot, or give up the rebuild with --abandon"
+                )
             yield reader
     except (UsageError, InvalidUrl) as error:
         raise RunRefusedError(f"{again}. Give it with --snapshot: {error}") from error

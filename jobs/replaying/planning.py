@@ -326,8 +326,8 @@ def _replaced(found: Generations, topic: str) -> Finding:
 def _deleted(found: Generations, one: RebuildRange) -> Finding:
     return unsafe(
         Risk.LOST_RECORDS,
-        f"flow {found.flow.name}: {one.topic}:{one.partition} has to be read from offset {one.start} on, but its log begins at "
-        f"{one.first}: {one.deleted} offsets were deleted, and the states would miss them",
+        f"flow {found.flow.name}: {one.topic}:{one.partition} has to be read from offset {one.start} on, but offsets {one.start} "
+        f"to {one.first - 1} were deleted, and the states would miss them",
         "Restore them from a copy of the topic, begin with a snapshot that was made later (--snapshot FILE), or accept the loss",
     )
 

@@ -86,6 +86,8 @@ def read_settings(url: str) -> RedisSettings:
     password, sentinel = referred(url, read, "password"), referred(url, read, "sentinel_password")
     if (password and urlsplit(url).password) or (sentinel and "sentinel_password" in read):
         raise InvalidUrl(f"{redact(url)} contains a password and also names where it is kept", "Keep one of them")
+    if (tls := [name for name in read if name.startswith("ssl_")]) and not url.startswith("rediss"):
+        raise InvalidUrl(f"{redact(url)} has the option {tls[0]}, and no encryption", "Write rediss:// for redis://")
     own = {name: read.pop(name) for name in _OPTIONS if name in read}
     return RedisSettings(
         **own, password=password, sentinel_password=sentinel, client=tuple(read.items()), url=redact(url)

@@ -115,7 +115,7 @@ def test_a_rebuild_from_its_plan_to_the_audit_of_its_swap(
     lines = [line.split(None, 5) for line in out.splitlines() if line.startswith(name)]
     assert lines == [[name, "0", "0", "10", "6", "4 (0 to 3)"]]
     assert (
-        f"--apply would be refused: flow fleet: {name}:0 has to be read from offset 0 on, but its log begins at 4"
+        f"--apply would be refused: flow fleet: {name}:0 has to be read from offset 0 on, but offsets 0 to 3 were deleted"
         in err
     )
     assert "(--accept lost-records)\ngeneration 1 is live" in err

@@ -76,7 +76,7 @@ def test_a_url_that_cannot_be_read_says_how_to_write_it(url):
 def test_options_have_defaults_and_can_be_set():
     assert read_settings("redis://h") == RedisSettings()
     assert read_settings(
-        "redis://h?timeout=2&retry_for=0.5&buckets=8&prefix=mine&wait=2&waitaof=1,2&accept=eviction,no-aof&ssl_ca_certs=/ca"
+        "rediss://h?timeout=2&retry_for=0.5&buckets=8&prefix=mine&wait=2&waitaof=1,2&accept=eviction,no-aof&ssl_ca_certs=/ca"
     ) == RedisSettings(
         timeout=2.0,
         retry_for=0.5,
@@ -93,7 +93,7 @@ def test_every_option_has_its_place(tmp_path):
     tls = [("ssl_certfile", "/c"), ("ssl_keyfile", "/k"), ("ssl_cert_reqs", "none")]
     names = [("client_name", "hw"), ("sentinel_username", "me")]
     kept = read_settings(
-        f"redis://h?connect_timeout=1&sentinel_password_file={tmp_path}/s&"
+        f"rediss://h?connect_timeout=1&sentinel_password_file={tmp_path}/s&"
         + "&".join(f"{a}={b}" for a, b in tls + names)
     )
     assert kept == RedisSettings(
@@ -139,6 +139,7 @@ def test_replicas_cannot_be_waited_for_longer_than_for_an_answer(options):
         "socket_timeout=3",
         "retry=9",
         "wait=1&wait_timeout=5",
+        "ssl_ca_certs=/ca",  # of a connection without encryption
     ],
 )
 def test_an_impossible_option_is_refused(option):

@@ -145,14 +145,15 @@ def test_a_file_that_is_gone_or_replaced_before_its_states_were_written_is_asked
     assert land.results(2) == land.expected(2, 8)
 
 
-def test_a_password_of_the_store_with_the_snapshot_is_not_kept_and_is_asked_for() -> None:
-    land = interrupted(place := f"{fresh_store().replace('memory://', 'memory://ann:secret@')}#monday")
+@pytest.mark.parametrize("url", ["memory://ann:secret@{}", "memory://{}?token=secret"])
+def test_a_password_of_the_store_with_the_snapshot_is_not_kept_and_is_asked_for(url: str) -> None:
+    land = interrupted(place := f"{url.format(fresh_store().removeprefix('memory://'))}#monday")
     rebuild = land.pointer().rebuild
     assert rebuild is not None
     assert rebuild.origin is not None
     assert rebuild.origin.file.endswith("#monday")
     assert "secret" not in rebuild.origin.file
-    with pytest.raises(RunRefusedError, match=r"Give it with --snapshot: the password of its store is not kept"):
+    with pytest.raises(RunRefusedError, match=r"Give it with --snapshot: the password and the options"):
         land.rebuild(OLD)
     assert land.rebuild(OLD, file=place) == 2
     assert land.results(2) == land.expected(2, 8)

@@ -26,6 +26,7 @@ from jobs.snapshot_places import Place, remove, shown
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from persistence.errors import Fenced, Transient
+from persistence.findings import Finding
 from persistence.memory import MemoryStore
 from persistence.memory import open_store as memory
 from persistence.names import FlowRef
@@ -243,9 +244,24 @@ def test_of_two_snapshots_at_once_the_older_command_is_fenced() -> None:
     older.write(b"x" * 10)
     saved_in(url, place, batch(1))
     before = is_of(place)
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match=r"another command has begun.*Repeat this one"):
         older.complete()
     assert is_of(place) == before
+
+
+def test_of_two_snapshots_at_once_none_is_replaced_that_was_not_there_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    url, other, place = fresh_store(), fresh_store(), f"{fresh_store()}#a"
+    for one, part in ((url, batch(1)), (other, batch(1, 2))):
+        ran(stores(one), part).close()
+
+    def overtaken(*given: Any) -> bool:
+        snapshot(FLOW, place, stores=stores(other), replace=True)
+        return False
+
+    monkeypatch.setattr("jobs.snapshot_places.has_snapshot", overtaken)
+    with pytest.raises(UsageError, match="--replace"):
+        snapshot(FLOW, place, stores=stores(url))
+    assert is_of(place) == results_in(stores(other))
 
 
 def test_a_snapshot_of_which_a_part_is_missing_or_damaged_is_refused_and_nothing_is_written() -> None:
@@ -276,6 +292,9 @@ def test_it_is_removed_and_others_stay() -> None:
     is_of(f"{store_of}#b")
     with pytest.raises(UsageError, match="no such snapshot of flow fleet"):
         remove(f"{store_of}#a", "fleet")
+    SnapshotStoreWriter(memory(store_of), snapshot_ref("fleet", "a")).write(b"x" * 300_000)  # then it is killed
+    remove(f"{store_of}#a", "fleet")
+    assert [*memory(store_of).scan(snapshot_ref("fleet", "a"))] == []
     with pytest.raises(UsageError, match="is a file: delete it"):
         remove(Path("a"), "fleet")
 
@@ -305,7 +324,10 @@ def test_the_commands_save_in_a_store_restore_and_remove(
     assert json.loads(capsys.readouterr().out)["file"] == place
     assert headwater(monkeypatch, *words, place) == Exit.USAGE
     assert "--replace" in capsys.readouterr().err
+    lossy = Finding("no-aof", "the server has no append-only file", "Set `appendonly yes`", unsafe=True)
+    monkeypatch.setattr("persistence.registry.preflight", lambda url: [lossy] if "copies.db" in url else [])
     assert headwater(monkeypatch, *words, place, "--replace") == Exit.DONE
+    assert f"the store of the snapshot: {lossy}" in capsys.readouterr().err
     assert headwater(monkeypatch, *words, "memory://x#a") == Exit.USAGE
     assert "in the memory of one process: give another one with --to" in capsys.readouterr().err
     for long in (words, ("restore", flow, "--store", "sqlite://b.db", "--from")):
