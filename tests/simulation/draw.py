@@ -141,16 +141,18 @@ def _draw_filter(random: Random, spec: Spec) -> Spec:
 
 
 def _variant(random: Random, spec: Spec, kind: str) -> str:
-    """A filter of the drawn kind, or in half of the worlds one with other options."""
+    """A filter of the drawn kind, or in some of the worlds one with other options."""
     apart = Random()
     apart.setstate(random.getstate())  # what is drawn after it stays as it is
     single = not spec.growth and not spec.second
+    of_ids = [ONE_TOPIC] if spec.second else ["event id by key"] if single else []
+    numbered = ["sequence by key", SHORT] if single else [SHORT]
     others = {
         OVER_PARTITIONS: [CHANGED_KEY, SPREAD_IDS],
-        "event id": [ONE_TOPIC] if spec.second else ["event id by key"] if single else [],
-        "sequence": ["sequence by key", SHORT] if single else [SHORT],
+        **dict.fromkeys(["event id", "interval"], of_ids),
+        **dict.fromkeys(_NUMBERED, numbered),
     }.get(kind, [])
-    return apart.choice(others) if others and apart.random() < 0.5 else kind
+    return apart.choice(others) if others and apart.random() < (0.7 if spec.second else 0.3) else kind
 
 
 def _draw_service_filters(random: Random, spec: Spec) -> Spec:
