@@ -13,12 +13,16 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType
 
+from aggregations.local import run_local
 from aggregations.run.binding import bind
 from jobs import views
+from jobs.replay import pointer_of
 from jobs.stack import topics
 from persistence.compaction import compaction
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, TopicMissing, Topics
+from persistence.pointer import Pointer
 from tests.messages import Leg
+from tests.support.cli import run
 from tests.support.flows import fleet, totals
 from tests.support.secured_kafka import SecuredKafka, certificate, encrypted, secured_kafka
 from tests.support.spark import FAST
@@ -257,6 +261,48 @@ def test_a_denied_topic_is_named_with_the_right_that_is_missing(
         assert wanted in the_line(said)
         assert "kafka-acls" in the_line(said)
         assert PASSWORD not in said
+
+
+def test_commands_over_recorded_history_name_the_right_that_is_missing(
+    broker: SecuredKafka,
+    password: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name, dead = f"fleet.history-{uuid.uuid4().hex[:8]}", ["--dead-letters", DEAD]
+    topics.create(broker.inside, name, 2)
+    with AcknowledgedProducer(KafkaSettings(broker.inside)) as producer:
+        for one in map(alone, legs(20)):
+            producer.send(name, one.value, one.key)
+        producer.flush()
+    monkeypatch.chdir(tmp_path)
+    module, url = f"flows_{uuid.uuid4().hex}", f"sqlite://{tmp_path}/states.db"
+    Path(f"{module}.py").write_text(FLOW.format(topic=name))
+    flow = fleet(name)
+    stores = bind(flow, {}, url)
+    run_local(flow, kafka=KafkaSettings(broker.inside), stores=stores, until_caught_up=True)
+    apply = ["--apply", "--reason", "a test", "--runner", "local"]
+    for user, verb, options, wanted in [
+        (WRITER, "replay", [], f"{name}: this user may not read it. Grant it Read"),
+        (WRITER, "replay", [*apply, *dead], f"{name}: this user may not read it. Grant it Read"),
+        (READER, "replay", [*apply, *dead], f"{DEAD}: this user may not write it. Grant it Write"),
+        (
+            WRITER,
+            "rehearse",
+            ["--against", f"{module}:flow", "--range", f"{name}:0:0-1"],
+            f"{name}: this user may not read it",
+        ),
+        (WRITER, "audit", [], f"{name}: this user may not read it. Grant it Read"),
+    ]:
+        for variable, value in broker.environment(user, password).items():
+            monkeypatch.setenv(variable, value)
+        store = [] if verb == "rehearse" else ["--store", url]
+        code, said = run(monkeypatch, verb, f"{module}:flow", *options, *store), capsys.readouterr().err
+        assert code == 1, f"{verb} {options}: {said}"
+        assert wanted in the_line(said), f"{verb} {options}"
+        assert "kafka-acls" in the_line(said)
+    assert pointer_of(flow, stores) == Pointer()
 
 
 def test_a_topic_that_may_not_be_seen_and_a_group_that_may_not_be_used_are_refused_by_name(
