@@ -112,6 +112,7 @@ def plan_replay(
             number = found.next_unused(max(pointer.newest, live))
         begins = beginning_of(found, pointer, live, snapshot)
         ranges = ranges_of(found, live, number, Topics(kafka), begins.manifest if begins else None)
+        Topics(kafka).check_rights(read={one.topic for one in ranges})
         risks = [
             *_begins(found, pointer, live, snapshot),
             *topics_since(found, live, number),
@@ -195,6 +196,7 @@ def rebuild(
         if pointer.rebuild is None:  # before anything is written
             ranges = ranges_of(found, live, None, Topics(kafka), begins.manifest if begins else None)
             refuse(deleted_records(found, ranges), accept)
+            Topics(kafka).check_rights(read={one.topic for one in ranges})
         how.check()
         pointer, note = steps.begin_rebuild(
             *(found, author),

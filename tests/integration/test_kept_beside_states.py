@@ -1,4 +1,4 @@
-"""What Redis and Cassandra keep beside states: outputs that a rebuild holds, in order, and snapshots."""
+"""What Redis and Cassandra keep beside live states: held outputs, snapshots, and a generation that is rebuilt."""
 
 import uuid
 from contextlib import closing
@@ -18,6 +18,7 @@ from persistence.names import FlowRef
 from persistence.registry import open_store
 from persistence.snapshot_store import snapshot_ref
 from tests.support.pure import FLEET, bare, fresh_store, leg
+from tests.support.replays import NEW, Land
 
 pytestmark = [pytest.mark.integration]
 
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.integration]
 @pytest.fixture(params=["redis", "cassandra"])
 def url(request: pytest.FixtureRequest) -> str:
     if request.param == "redis":
-        return str(request.getfixturevalue("redis_url"))
+        return f"{request.getfixturevalue('redis_url')}?prefix=held-{uuid.uuid4().hex[:8]}"
     keyspace = f"{request.getfixturevalue('cassandra_url')}/held_{uuid.uuid4().hex[:8]}?replication=1&buckets=8"
     apply_schema(keyspace)
     return keyspace
@@ -67,3 +68,24 @@ def test_a_snapshot_is_read_replaced_and_removed(url: str, monkeypatch: pytest.M
         remove(place, flow.name)
         assert [*store.scan(ref)] == []
         assert store.load_manifest(FlowRef(flow.name)) is not None
+
+
+def test_a_generation_is_rebuilt_swapped_in_taken_back_and_dropped(url: str) -> None:
+    land = Land({"aircraft": url, "carrier": url}, length=12)
+    land.go_on(5)
+    land.rebuild(NEW)
+    land.length = 20
+    land.go_on(4)
+    assert land.swap().done
+    land.go_on(20)  # the run of generation 1 was fenced
+    land.go_on(20)
+    assert land.position(2) == 20
+    assert land.results(2) == land.expected(2, 20)
+    assert land.roll_back().live == 1
+    land.length = 24
+    land.go_on(20)  # that of generation 2 was fenced, too
+    land.go_on(20)
+    assert land.results(1) == land.expected(1, 24)
+    assert {*land.published} == {*range(1, 24)}
+    land.drop(2)
+    assert land.results(2) == {"aircraft": {}, "carrier": {}}

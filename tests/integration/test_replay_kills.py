@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path as File
@@ -14,6 +15,7 @@ from aggregations.local import run_local
 from jobs.cli.errors import Exit
 from jobs.replay import pointer_of
 from jobs.views import states
+from persistence.cassandra import apply_schema
 from persistence.commit.faults import SPEC
 from tests.messages import Leg
 from tests.support.flows import fleet
@@ -41,9 +43,30 @@ leave; and the rebuild becomes live, in one store first."""
 DEAD = alone(Leg(tail="N1", carrier="AA", minutes=-1))
 
 
-@pytest.fixture
-def world(kafka: str, topic: Callable[..., str], tmp_path: File) -> Iterator[World]:
-    urls = {"aircraft": f"sqlite:///{tmp_path}/a.db", "carrier": f"lmdb://{tmp_path}/c"}
+def stores_of(kind: str, request: pytest.FixtureRequest, directory: File) -> dict[str, str]:
+    """Two stores of a kind: a command is killed between them, too."""
+    if kind == "embedded":
+        return {"aircraft": f"sqlite:///{directory}/a.db", "carrier": f"lmdb://{directory}/c"}
+    name = uuid.uuid4().hex[:8]
+    if kind == "redis":
+        server = request.getfixturevalue("redis_url")
+        return {stage: f"{server}?prefix={stage}-{name}" for stage in ("aircraft", "carrier")}
+    server = request.getfixturevalue("cassandra_url")
+    urls = {stage: f"{server}/{stage}_{name}?replication=1&buckets=8" for stage in ("aircraft", "carrier")}
+    for url in urls.values():
+        apply_schema(url)
+    return urls
+
+
+@pytest.fixture(
+    params=[
+        "embedded",
+        pytest.param("redis", marks=pytest.mark.kills),
+        pytest.param("cassandra", marks=pytest.mark.kills),
+    ]
+)
+def world(request: pytest.FixtureRequest, kafka: str, topic: Callable[..., str], tmp_path: File) -> Iterator[World]:
+    urls = stores_of(request.param, request, tmp_path)
     made = World(kafka, topic(partitions=2, name="legs"), topic(name="dead"), tmp_path, urls=urls, runner=run_local)
     code = f"from tests.support.flows import fleet\nflow = fleet({made.topic!r})\nout = flow.publish({topic(name='out')!r})\n"
     (tmp_path / "flights.py").write_text(code)
@@ -55,9 +78,11 @@ def headwater(world: World, command: str, *options: str, fault: str = "") -> tup
     """Run a command as a process; return its exit code and what it said."""
     stores = [f"--store={stage}={url}" for stage, url in world.stores(fleet(world.topic)).items()]
     letters = ["--dead-letters", world.dead] if command == "run" or {"--apply", "--swap"} & {*options} else []
+    one_copy = "cassandra" in stores[0] and (command == "run" or not {"snapshot", "--abandon"} & {command, *options})
+    accept = ["--accept", "replication-1"] if one_copy else []
     kafka = [] if command == "snapshot" else ["--bootstrap", world.settings.bootstrap]
     done = subprocess.run(
-        [sys.executable, "-m", "jobs.cli", command, "flights:out", *options, *stores, *letters, *kafka],
+        [sys.executable, "-m", "jobs.cli", command, "flights:out", *options, *stores, *letters, *accept, *kafka],
         cwd=world.directory,
         env={**os.environ, "PYTHONPATH": os.fspath(ROOT), SPEC: fault},
         capture_output=True,
@@ -86,7 +111,8 @@ def test_a_rebuild_and_a_swap_that_are_killed_at_every_kind_of_step_are_exact_in
         world.send([*republished(sent, range(max(0, first - 5), first + size)), DEAD])
 
     more()
-    assert run(world)[0] == Exit.DONE
+    code, said = run(world)
+    assert code == Exit.DONE, said
     for fault in APPLY:
         more()
         assert replay(world, "--apply", fault=fault)[0] == -signal.SIGKILL, fault
@@ -148,7 +174,8 @@ def test_a_rebuild_from_a_snapshot_and_a_drop_that_are_killed_are_repeated(world
 def test_a_run_that_was_frozen_during_the_swap_writes_nothing_afterwards(world: World) -> None:
     flow, sent = fleet(world.topic), some_legs(200)
     world.send(republished(sent))
-    frozen = Run(world, ("fleet", world.topic), local=True, max_records=10)
+    accept = ["replication-1"] if "cassandra" in world.stores(flow)["aircraft"] else []
+    frozen = Run(world, ("fleet", world.topic), local=True, max_records=10, accept=accept)
     try:
         frozen.await_batch()
         frozen.signal(signal.SIGSTOP)

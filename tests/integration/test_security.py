@@ -20,6 +20,7 @@ from jobs.cli.errors import Exit
 from jobs.stack import topics
 from persistence.compaction import compaction
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, TopicMissing, Topics
+from persistence.pointer import load_pointer
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
 from tests.messages import Leg
@@ -275,7 +276,8 @@ class Denied:
         """The states, and the epoch."""
         with closing(open_store(self.url)) as store:
             states = [[*store.scan(FlowRef("fleet").stage(name))] for name in ("aircraft", "carrier")]
-            return states, store.load_manifest(FlowRef("fleet")), store.installed_epoch(FlowRef("fleet"))
+            ref, pointer = FlowRef("fleet"), load_pointer([store], "fleet")
+            return states, store.load_manifest(ref), store.installed_epoch(ref), pointer
 
 
 @pytest.fixture
@@ -335,13 +337,14 @@ def test_a_command_that_may_not_read_a_topic_names_it_and_the_right_and_changes_
     assert denied.kept() == before
 
 
-def test_a_redrive_that_may_not_write_and_a_journal_that_may_not_be_written_name_topic_and_right(
+def test_a_command_that_may_not_write_a_topic_names_it_and_the_right_and_changes_nothing(
     denied: Denied, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = denied.kept()
     for words, name in (
         (f"redrive --from {REJECTED} --apply", READ),
         (f"run denied:flow --runner local --until-caught-up --journal {IN}", IN),
+        (f"replay denied:flow --apply --runner local --reason why --dead-letters {DEAD}", DEAD),
     ):
         assert denied.run(READER, words) == Exit.FAILED
         line = the_line(capsys.readouterr().err)
