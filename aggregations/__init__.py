@@ -2,7 +2,8 @@
 
     from aggregations import Fields, Flow, MemoryRunner, Topic, count, run_flow, total
 
-Importing this package imports nothing else: a name is imported when it is first used, and Spark only for `run_flow`.
+Importing this package imports nothing else: a name is imported when it is first used, and Spark only for `run_flow`
+and `plan_flow`.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from aggregations.run.memory import MemoryRunner
     from aggregations.run.snapshots import Latest, Snapshot, read_snapshot
     from aggregations.spark import run_flow
+    from aggregations.spark.checks import plan_flow
 
 __all__ = [
     "DefinitionChangedError",
@@ -58,6 +60,7 @@ __all__ = [
     "maximum",
     "mean",
     "minimum",
+    "plan_flow",
     "quantiles",
     "read_snapshot",
     "run_flow",
@@ -90,6 +93,7 @@ _MODULES: Final = {
     "run.snapshots": ("Latest", "Snapshot", "read_snapshot"),
     "local": ("run_local",),
     "spark": ("run_flow",),
+    "spark.checks": ("plan_flow",),
 }
 
 __getattr__, __dir__ = lazy(__name__, _MODULES)

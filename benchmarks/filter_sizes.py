@@ -61,12 +61,12 @@ def per_pair():
     return per_id(deduplicate_by_key_value(value_of, HOUR)) - len(name(0))
 
 
-def over_partitions():
+def spread(rule, place="t:0"):
     """Bytes for each id that is spread over states, without the id and the name of its partition."""
-    states = FilterStates(deduplicate(value_of, HOUR, partitions=4))
+    states = FilterStates(rule)
     for n in range(COUNT):
         states.judge(Arrival("t", 0, FIRST_OFFSET + n, None, name(n), FIRST_MS + n))
-    return sum(len(text(one)) for one in states.dump().values()) / COUNT - len(name(0)) - len("t:0")
+    return sum(len(text(one)) for one in states.dump().values()) / COUNT - len(name(0)) - len(place)
 
 
 def per_producer_of_a_log():
@@ -91,13 +91,15 @@ def of_a_number():
 SIZES = {
     "`deduplicate_by_key`": lambda: per_id(deduplicate_by_key(HOUR)),
     "`deduplicate_by_key_value`": per_pair,
-    "`deduplicate`": over_partitions,
+    "`deduplicate_by_key`, changed key": lambda: spread(deduplicate_by_key(HOUR, key=value_of, partitions=4)),
+    "`deduplicate`": lambda: spread(deduplicate(value_of, HOUR, partitions=4)),
     "`distinct`, tumbling": lambda: per_id(distinct(TimeWindows(HOUR))),
     "`distinct`, sessions": lambda: per_id(distinct(SessionWindows(HOUR))),
     "`ProducerFilter`": lambda: per_id(
         ProducerFilter(value_of), lambda n: Stamp(name(n), FIRST_NUMBER + n, contiguous=True)
     ),
     "`EventIdFilter`": lambda: per_id(EventIdFilter(value_of, HOUR)),
+    "`EventIdFilter`, over partitions": lambda: spread(EventIdFilter(value_of, HOUR, partitions=4), ""),
     "`SequenceMaps`": per_producer_of_a_log,
 }
 """How the bytes of each filter are measured; by its name on the page about filters."""

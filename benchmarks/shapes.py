@@ -43,8 +43,10 @@ from envelope.filters import (
     ProducerFilter,
     Scope,
     SequenceFilter,
+    SessionWindows,
     TimeWindows,
     deduplicate,
+    deduplicate_by_key,
     deduplicate_by_key_value,
     distinct,
     from_envelope,
@@ -58,6 +60,7 @@ from persistence.registry import open_store
 
 HOUR = timedelta(hours=1)
 NUMBERS = from_envelope("sequence")
+OPEN = timedelta(milliseconds=20_000 * PARTITIONS)
 FILTERS = {
     "sequence filter": SequenceFilter(NUMBERS),
     "sequence filter by key": SequenceFilter(NUMBERS, scope_by=Scope.KEY),
@@ -66,10 +69,13 @@ FILTERS = {
     "event ids in headers": EventIdFilter(from_header("ce_id"), horizon=HOUR, limit=20_000),
     "interval filter": deduplicate_by_key_value(from_envelope("event_id"), timedelta(seconds=2)),
     "over all partitions": deduplicate(from_envelope("event_id"), timedelta(seconds=2)),
-    # Each event has a window of its own, so that all of them are passed on; a partition has 20,000 open windows.
-    "distinct": distinct(
-        TimeWindows(timedelta(milliseconds=1), grace=timedelta(milliseconds=20_000 * PARTITIONS)), time=NUMBERS
+    "changed key": deduplicate_by_key(timedelta(seconds=2), key=from_envelope("event_id")),
+    "event ids over all partitions": EventIdFilter(
+        from_envelope("event_id"), horizon=HOUR, limit=20_000, partitions=PARTITIONS
     ),
+    # Each event has a window, or a session, of its own, so that all of them are passed on; a partition has 20,000 open ones.
+    "distinct": distinct(TimeWindows(timedelta(milliseconds=1), grace=OPEN), time=NUMBERS),
+    "session distinct": distinct(SessionWindows(timedelta(0), grace=OPEN), time=NUMBERS),
 }
 SHAPES = {
     "plain": {},

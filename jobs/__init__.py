@@ -10,6 +10,9 @@ from persistence.lazy import lazy
 
 if TYPE_CHECKING:
     from jobs.backup import Restored, Snapshot, restore, snapshot
+    from jobs.dead_letters.discard import Discarded, discard
+    from jobs.dead_letters.letters import Handled, Selection
+    from jobs.dead_letters.redrive import redrive
     from jobs.explaining.blame import Blame, blame
     from jobs.explaining.explain import explain
     from jobs.explaining.outcome import Explanation, Fate, Outcome
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     )
     from jobs.settings import kafka
     from jobs.submit import run
+    from jobs.submit.command import submit_line
     from jobs.table.source import StatesSource
     from jobs.tracing import Found, Place, Step, trace
     from jobs.views import States, View, states
@@ -39,9 +43,11 @@ __all__ = [
     "Audit",
     "Blame",
     "Differences",
+    "Discarded",
     "Explanation",
     "Fate",
     "Found",
+    "Handled",
     "Mended",
     "Outcome",
     "Place",
@@ -49,6 +55,7 @@ __all__ = [
     "ReplayPlan",
     "Replayed",
     "Restored",
+    "Selection",
     "Snapshot",
     "States",
     "StatesSource",
@@ -58,6 +65,7 @@ __all__ = [
     "abandon",
     "audit",
     "blame",
+    "discard",
     "drop",
     "explain",
     "kafka",
@@ -65,18 +73,23 @@ __all__ = [
     "plan_replay",
     "pointer_of",
     "rebuild",
+    "redrive",
     "rehearse",
     "restore",
     "rollback",
     "run",
     "snapshot",
     "states",
+    "submit_line",
     "swap",
     "trace",
 ]
 
 _MODULES: Final = {
     "backup": ("Restored", "Snapshot", "restore", "snapshot"),
+    "dead_letters.discard": ("Discarded", "discard"),
+    "dead_letters.letters": ("Handled", "Selection"),
+    "dead_letters.redrive": ("redrive",),
     "explaining.blame": ("Blame", "blame"),
     "explaining.explain": ("explain",),
     "explaining.outcome": ("Explanation", "Fate", "Outcome"),
@@ -98,6 +111,7 @@ _MODULES: Final = {
     "refolding.rehearse": ("Rehearsal", "rehearse"),
     "settings": ("kafka",),
     "submit": ("run",),
+    "submit.command": ("submit_line",),
     "table.source": ("StatesSource",),
     "tracing": ("Found", "Place", "Step", "trace"),
     "views": ("States", "View", "states"),

@@ -23,6 +23,10 @@ class UsageError(ValueError):
     """An invalid argument or environment variable; the text says what to write instead."""
 
 
+class NotThereError(UsageError):
+    """The arguments are valid, but what they name is not there: a stage, topic, partition, record, range or key."""
+
+
 def check(env: Mapping[str, str] = os.environ) -> None:
     """Refuse variables that would be ignored, or would only fail later.
 

@@ -31,6 +31,7 @@ from jobs.replaying.planning import (
     deleted_records,
     keys_of,
     live_of,
+    newest_rows,
     ranges_of,
     reading_rate,
     replaced_topics,
@@ -78,7 +79,7 @@ def plan_replay(
     work: Path = WORK,
     progress: Progress = _no_progress,
 ) -> ReplayPlan:
-    """Show what a rebuild would read, or what is left of it, and what Kafka no longer has. Nothing is written.
+    """Show what a rebuild would read, or what is left of it, and why it would be refused. Nothing is written.
 
     Args:
         flow: The flow, with the definition of the new states.
@@ -87,7 +88,8 @@ def plan_replay(
         generation: The live generation of a flow whose stores have no pointer yet; None for 1.
         redefine: The new states have another definition.
         snapshot: As for `rebuild`.
-        accept: `lost-records`: records that Kafka has deleted may be missing in the new states. And the risks of a run.
+        accept: `lost-records`: records that Kafka has deleted may be missing in the new states. `newest-rows`: lookups may
+            find the newest rows of their tables. And the risks of a run.
         sample: Differences of each stage that are kept, if the rebuild has begun.
         against: As for `swap`.
         work: As for `swap`.
@@ -110,8 +112,8 @@ def plan_replay(
             number = found.next_unused(max(pointer.newest, live))
         begins = beginning_of(found, pointer, live, snapshot)
         ranges = ranges_of(found, live, number, Topics(kafka), begins.manifest if begins else None)
-        lost = [
-            *_replaced(found, pointer, live, snapshot),
+        risks = [
+            *_begins(found, pointer, live, snapshot),
             *topics_since(found, live, number),
             *deleted_records(found, ranges),
         ]
@@ -124,7 +126,7 @@ def plan_replay(
         return ReplayPlan(
             *(flow.name, live, number, pointer.rebuild is not None, redefined, ranges, keys, rate, pointer, differ),
             snapshot=None if origin is None else origin.file,
-            lost=[one for one in lost if one.risk not in accept],
+            refused=[one for one in risks if one.risk not in accept],
         )
 
 
@@ -164,7 +166,8 @@ def rebuild(
             comes after them. It is needed by the call that begins the rebuild. None for where the flow began.
         outputs: True: what the flow publishes of each element is held in the store of its first stage, and sent by the
             swap. False: it is dropped. None: as when the rebuild began, and False for a new one.
-        accept: `lost-records`: records that Kafka has deleted may be missing in the new states. And the risks of a run.
+        accept: `lost-records`: records that Kafka has deleted may be missing in the new states. `newest-rows`: lookups may
+            find the newest rows of their tables. And the risks of a run.
         take_over: Continue the rebuild of another process, which is fenced.
         runner: What folds the records.
         max_records: Maximum number of records of one batch; 0 for no limit.
@@ -187,7 +190,7 @@ def rebuild(
         pointer = found.pointer()
         live = live_of(found, pointer, generation)
         redefined = _check(found, pointer, live, redefine=redefine)
-        refuse(_replaced(found, pointer, live, snapshot), accept)
+        refuse(_begins(found, pointer, live, snapshot), accept)
         begins = beginning_of(found, pointer, live, snapshot)
         if pointer.rebuild is None:  # before anything is written
             ranges = ranges_of(found, live, None, Topics(kafka), begins.manifest if begins else None)
@@ -373,9 +376,11 @@ def _check(found: Generations, pointer: Pointer, live: int, *, redefine: bool) -
     return check_definition(found, pointer, live, redefine=redefine)
 
 
-def _replaced(found: Generations, pointer: Pointer, live: int, snapshot: Place | None) -> list[Finding]:
-    """Topics whose former events a rebuild would miss that begins where the flow began."""
-    return replaced_topics(found, live) if pointer.rebuild is None and snapshot is None else []
+def _begins(found: Generations, pointer: Pointer, live: int, snapshot: Place | None) -> list[Finding]:
+    """Risks of a rebuild that begins now, besides those of what it reads."""
+    if pointer.rebuild is not None:
+        return []
+    return [*newest_rows(found), *(replaced_topics(found, live) if snapshot is None else ())]
 
 
 def _published(flow: Flow[Any]) -> list[Finding]:

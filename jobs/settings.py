@@ -21,7 +21,7 @@ from aggregations.errors import FlowError
 from aggregations.run.binding import bind
 from jobs import stack
 from jobs.directory import FILE, Directory
-from jobs.environment import DEBUG, SPARK_LOG_LEVEL, STORE, UsageError
+from jobs.environment import DEBUG, SPARK_LOG_LEVEL, STORE, NotThereError, UsageError
 from persistence.kafka import KafkaSettings
 from persistence.kafka.settings import ENV_PREFIX
 from persistence.registry import open_store
@@ -329,12 +329,16 @@ def stage_of(flow: Flow[Any], name: str | None) -> str:
     """Return the stage that is meant: `name`, or the only one.
 
     Raises:
-        FlowError: There is no such stage, or none was named and there are several.
+        NotThereError: There is no such stage.
+        FlowError: None was named, and there are several.
     """
     if not flow.stages:
-        raise FlowError(f"flow {flow.name!r} has no stage, so it keeps no states")
+        raise NotThereError(f"flow {flow.name!r} has no stage, so it keeps no states")
     if name is None:
         if len(flow.stages) > 1:
             raise FlowError(f"flow {flow.name!r} has the stages {', '.join(s.name for s in flow.stages)}: give --stage")
         return flow.stages[0].name
-    return flow.stage(name).name
+    try:
+        return flow.stage(name).name
+    except FlowError as error:
+        raise NotThereError(str(error)) from error

@@ -9,7 +9,7 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Part
 
 from envelope import Envelope, EnvelopeError, Hop, TopicPartition, decode
-from jobs.environment import UsageError
+from jobs.environment import NotThereError, UsageError
 from jobs.table.view import key_as_json
 from persistence.kafka import BrokerUnavailable, KafkaSettings, TopicMissing, Topics
 from persistence.kafka.errors import broker_error, passes
@@ -108,6 +108,18 @@ class Step:
         }
 
 
+def place_of(text: str) -> Place:
+    """The coordinates that a person wrote.
+
+    Raises:
+        UsageError: They are malformed.
+    """
+    parts = text.rsplit(":", 2)
+    if len(parts) < 3 or not parts[0] or not all(one.isascii() and one.isdecimal() for one in parts[1:]):
+        raise UsageError(f"{text!r}: write TOPIC:PARTITION:OFFSET, for example orders:0:1742")
+    return Place(parts[0], int(parts[1]), int(parts[2]))
+
+
 def trace(settings: KafkaSettings, place: Place) -> list[Step]:
     """Read a record and every record of its chain, the root first and the record itself last.
 
@@ -116,7 +128,7 @@ def trace(settings: KafkaSettings, place: Place) -> list[Step]:
         place: Coordinates of the record.
 
     Raises:
-        UsageError: The record does not exist, or cannot be read any more.
+        NotThereError: The record does not exist, or cannot be read any more.
         BrokerError: Kafka cannot be reached, or does not let this user read a topic.
     """
     records = _Records(settings)
@@ -130,7 +142,7 @@ def traced(place: Place, fetch: Callable[[Place], Fetched]) -> list[Step]:
     """The same, with another source of records."""
     record = fetch(place)
     if record.found is not Found.FOUND:
-        raise UsageError(f"{place}: {NOT_THERE[record.found]}")
+        raise NotThereError(f"{place}: {NOT_THERE[record.found]}")
     envelope = _envelope(record)
     chain = envelope.chain if envelope else ()
     inputs = [

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from persistence.protocol import Capabilities, FlowRef, Manifest, Removed, StageRef, StateStore, Stored, Write
     from persistence.reader import Reader, SequenceSnapshots
     from persistence.registry import open_store
-    from persistence.stored_filter import Filtered, StoredFilter
+    from persistence.stored_filter import Filtered, StoredFilter, filter_states
 
 __all__ = [
     "Capabilities",
@@ -34,6 +34,7 @@ __all__ = [
     "Terminal",
     "Transient",
     "Write",
+    "filter_states",
     "open_store",
 ]
 
@@ -42,7 +43,7 @@ _MODULES: Final = {
     "protocol": ("Capabilities", "FlowRef", "Manifest", "Removed", "StageRef", "StateStore", "Stored", "Write"),
     "reader": ("Reader", "SequenceSnapshots"),
     "registry": ("open_store",),
-    "stored_filter": ("Filtered", "StoredFilter"),
+    "stored_filter": ("Filtered", "StoredFilter", "filter_states"),
 }
 
 __getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -1,7 +1,7 @@
 """A filter whose states are kept in a store, with the positions that they cover."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
@@ -13,8 +13,9 @@ from envelope.filters.turns import in_turns, time_extractor
 from persistence.commit.faults import LEDGER, effect
 from persistence.commit.order import commit
 from persistence.commit.steps import CommitStep
-from persistence.kept import Kept, KeptValues, merged_topic_ids
-from persistence.protocol import StateStore
+from persistence.kept import Kept, KeptValues, decode_kept, merged_topic_ids
+from persistence.protocol import FlowRef, StateStore
+from persistence.registry import open_store
 
 Judged: TypeAlias = tuple[Any, Ruling]
 """A record and the ruling about it."""
@@ -41,6 +42,33 @@ class Filtered:
     rejected: list[Judged] = field(default_factory=list)
     verdicts: Counter[str] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
+
+
+def filter_states(
+    rule: Filter[Any], store: StateStore | str, *, owner: str = "", generation: int = 1
+) -> Iterator[tuple[bytes, Any]]:
+    """Read the states of a filter, as its `dump` returned them, by scope. Nothing is fenced, and whoever writes them continues.
+
+    Those of a flow's filter are read by `jobs.states` and `headwater inspect`.
+
+    Args:
+        rule: The filter.
+        store: The store, or its URL.
+        owner: Whose states: `republisher.GROUP` for a republisher; the filter's own name, as of a `StoredFilter`, if empty.
+        generation: Their generation.
+
+    Raises:
+        Terminal: The states are of another type of filter.
+        StoreError: The store failed.
+    """
+    kind, stage = type(rule).__name__, FlowRef(owner or rule.name, generation).stage(rule.name)
+    opened = open_store(store) if isinstance(store, str) else store
+    try:
+        for scope, stored in opened.scan(stage):
+            yield scope, decode_kept(stored.value, kind, stored.version, stage, scope).value
+    finally:
+        if isinstance(store, str):
+            opened.close()
 
 
 class StoredFilter:

@@ -37,6 +37,8 @@ class Risk(StrEnum):
     """Partitions were added before the topic was read to its end: published messages of a key may be out of order."""
     GROWTH_FULL = "growth-full"
     """More positions of a key arrived while the topic grew than a lane keeps: messages below its floor are dropped."""
+    NEWEST_ROWS = "newest-rows"
+    """A rebuild of a flow with lookups: every record finds the newest rows, not those of when it was read first."""
     DEFINITION = "definition"
     """The states were made by another definition: they are continued as if both definitions meant the same."""
 

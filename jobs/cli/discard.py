@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from jobs.cli.dead_letters import reasons, show
+from jobs.cli.errors import naming_topics
 from jobs.cli.options import (
     STACK_ROOT,
     Bootstrap,
@@ -56,7 +57,7 @@ def discard(
     here = Directory.load()
     chosen = settings.of_flow(found, store, generation=generation, directory=here)
     selection = Selection(reasons(reason), frozenset(stage or ()), frozenset(topic or ()), unproven=True)
-    with progress(f"reading {source}", unit="records") as bar:
+    with progress(f"reading {source}", unit="records") as bar, naming_topics():
         result = run(
             settings.kafka(bootstrap, root, kafka_settings, directory=here),
             source,

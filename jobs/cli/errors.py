@@ -1,18 +1,46 @@
 """Exit codes, and the errors that they stand for."""
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 
 
 class Exit(IntEnum):
-    """Exit codes of every command."""
+    """Exit codes of every command.
+
+    Attributes:
+        DONE: Done.
+        FAILED: A server does not answer or refuses the user, a store is damaged: a later attempt may succeed.
+        USAGE: The command line or the settings cannot be used, whatever the servers have.
+        REFUSED: They can, but what they name is not there, or it would be unsafe.
+        DIFFERENCES: Done, and found differences.
+    """
 
     DONE = 0
     FAILED = 1
     USAGE = 2
     REFUSED = 3
     DIFFERENCES = 4
+
+
+@contextmanager
+def naming_topics() -> Iterator[None]:
+    """The command names topics, and only reads them or ends soon: one that does not exist is refused.
+
+    A service fails instead, and is started again: the topic may be created meanwhile.
+
+    Raises:
+        NotThereError: A topic does not exist.
+    """
+    from jobs.environment import NotThereError
+    from persistence.kafka import TopicMissing
+
+    try:
+        yield
+    except TopicMissing as error:
+        raise NotThereError(str(error)) from error
 
 
 def explain(error: Exception) -> tuple[Exit, str]:
@@ -40,7 +68,7 @@ def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
     from envelope.dedup.eviction import GrowthFullError
     from envelope.dedup.histories import HolesFullError
     from jobs.demo.children import DemoError
-    from jobs.environment import UsageError
+    from jobs.environment import NotThereError, UsageError
     from jobs.loading import LoadError
     from jobs.republish.absence import Unsafe
     from jobs.screen import OutputError
@@ -51,8 +79,8 @@ def _expected() -> dict[Exit, tuple[type[Exception], ...]]:
     from persistence.kafka import BrokerError, SettingsError
 
     return {
+        Exit.REFUSED: (NotThereError, RunRefusedError, DefinitionChangedError, GrowthFullError, Unsafe),
         Exit.USAGE: (FlowError, InvalidUrl, LoadError, SettingsError, UsageError),
-        Exit.REFUSED: (RunRefusedError, DefinitionChangedError, GrowthFullError, Unsafe),
         Exit.FAILED: (
             BrokerError,
             StoreError,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from jobs.cli.errors import Exit
+from jobs.cli.errors import Exit, naming_topics
 from jobs.cli.options import (
     STACK_ROOT,
     Bootstrap,
@@ -21,7 +21,7 @@ from jobs.cli.options import (
     filled,
     path_of,
 )
-from jobs.environment import UsageError
+from jobs.environment import NotThereError, UsageError
 from jobs.screen import counted, emit, progress, say, table, write
 
 if TYPE_CHECKING:
@@ -82,15 +82,15 @@ def explain(
     on it, and the histories of its states are asked for its position. Nothing is written, and a run is not disturbed. No
     value is shown. With --json, a line per record.
 
-    The exit code is 4 if the record was read and the state that should hold it does not, and 1 if no record was found.
+    The exit code is 4 if the record was read and the state that should hold it does not, and 3 if no record was found.
     """
     from jobs import settings
     from jobs.directory import Directory
     from jobs.explaining.explain import MOST
     from jobs.explaining.explain import explain as run
-    from jobs.explaining.log import place_of
     from jobs.explaining.outcome import Outcome
     from jobs.loading import load_flow
+    from jobs.tracing import place_of
 
     if (record is None) is (event_id is None):
         raise UsageError("give TOPIC:PARTITION:OFFSET or --event-id ID, and not both")
@@ -102,7 +102,7 @@ def explain(
     kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
     if ranges and place is not None and place.topic in found.topics:
         raise UsageError(f"--range: {place} is one record; give --event-id, or a record of an earlier topic")
-    with progress(f"explaining {record or event_id}", unit="records") as bar:
+    with progress(f"explaining {record or event_id}", unit="records") as bar, naming_topics():
         explained = run(
             found,
             place or event_id or "",
@@ -124,8 +124,7 @@ def explain(
         say(f"only the first {MOST} records; --range selects others")
     if not explained:
         what = f"event id {event_id}" if place is None else f"{place} in its chain"
-        say(f"no record with {what} in {', '.join(ranges or found.topics)}")
-        raise typer.Exit(Exit.FAILED)
+        raise NotThereError(f"no record with {what} in {', '.join(ranges or found.topics)}")
     if any(one.outcome is Outcome.MISSING for one in explained):
         raise typer.Exit(Exit.DIFFERENCES)
 
@@ -160,7 +159,7 @@ def blame(
 
     found = load_flow(flow)
     kafka = settings.kafka(bootstrap, root, kafka_settings)
-    with progress(f"reading {', '.join(found.topics)}", unit="offsets") as bar:
+    with progress(f"reading {', '.join(found.topics)}", unit="offsets") as bar, naming_topics():
         result = run(found, kafka=kafka, ranges=ranges or (), progress=bar)
     if svg is not None:
         from jobs.explaining.plot import svg as drawn

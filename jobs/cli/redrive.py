@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from jobs.cli.dead_letters import reasons, show
+from jobs.cli.errors import naming_topics
 from jobs.cli.options import (
     STACK_ROOT,
     Bootstrap,
@@ -65,7 +66,7 @@ def redrive(
     selection = Selection(
         reasons(reason), frozenset(stage or ()), frozenset(topic or ()), frozenset(application or ()), unproven
     )
-    with progress(f"reading {source}", unit="records") as bar:
+    with progress(f"reading {source}", unit="records") as bar, naming_topics():
         result = run(
             settings.kafka(bootstrap, root, kafka_settings),
             source,

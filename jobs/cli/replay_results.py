@@ -38,7 +38,7 @@ def show_plan(plan: "ReplayPlan", *, json: bool) -> None:
         say(f"a process may be at work on the rebuild: {plan.pointer.rebuild.process}")
     if plan.snapshot is not None:
         say(f"the rebuild begins with the snapshot {plan.snapshot}")
-    for one in plan.lost:
+    for one in plan.refused:
         say(f"--apply would be refused: {one.what}. {one.remedy} (--accept {one.risk})")
     continued = "continues the rebuild of" if plan.begun else "rebuilds"
     say(f"generation {plan.live} is live; --apply {continued} generation {plan.generation}")

@@ -6,7 +6,6 @@ import typer
 
 from jobs.cli.errors import Exit
 from jobs.cli.options import STACK_ROOT, Bootstrap, Json, KafkaFile, Root
-from jobs.environment import UsageError
 from jobs.screen import counted, emit, say, table
 
 
@@ -23,18 +22,15 @@ def trace(
     timestamp the one that the hop names, and its key that of the output unless the hop says otherwise. No value is
     shown. With --json, a line per record.
 
-    The exit code is 4 if a record contradicts the chain, and 2 if the named record does not exist or cannot be read. A
+    The exit code is 4 if a record contradicts the chain, and 3 if the named record does not exist or cannot be read. A
     record of the chain that retention has deleted contradicts nothing.
     """
     from jobs import settings
     from jobs.table.view import key_as_text
-    from jobs.tracing import Found, Place
+    from jobs.tracing import Found, place_of
     from jobs.tracing import trace as read
 
-    parts = record.rsplit(":", 2)
-    if len(parts) < 3 or not parts[0] or not all(one.isascii() and one.isdecimal() for one in parts[1:]):
-        raise UsageError(f"{record!r}: write TOPIC:PARTITION:OFFSET, for example orders:0:1742")
-    steps = read(settings.kafka(bootstrap, root, kafka_settings), Place(parts[0], int(parts[1]), int(parts[2])))
+    steps = read(settings.kafka(bootstrap, root, kafka_settings), place_of(record))
     if json:
         for step in steps:
             emit(step.as_json())

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from jobs.cli.errors import Exit
 from jobs.cli.options import FlowName, Generation, Json, Stores, filled, path_of
 from jobs.directory import FILE
-from jobs.environment import STORE, UsageError
+from jobs.environment import STORE, NotThereError, UsageError
 from jobs.screen import counted, emit, progress, say, table
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ def inspect(
     A run is not disturbed. Each state is shown whole, as it was at some moment of the read; states of different keys
     may be of different batches.
 
-    The exit code is 1 if the store has no state of the stage, or no state of a requested key.
+    The exit code is 3 if the store has no state of the stage, or no state of a requested key.
     """
     from jobs import settings
     from jobs.loading import load_flow
@@ -166,17 +165,14 @@ def inspect(
     if pointer.changes:
         say(str(pointer.changes[-1]))
     if keys is not None and shown < min(len(keys), limit or len(keys)):
-        say(f"stage {name} has no state for {len(keys) - shown} of {counted(len(keys), 'key')}")
-    elif not shown and given and any(True for _ in read()):
+        raise NotThereError(f"stage {name} has no state for {len(keys) - shown} of {counted(len(keys), 'key')}")
+    if not shown and given and any(True for _ in read()):
         say(f"no state matches {' and '.join(given)}")
-        return
     elif not shown:
-        say(
+        raise NotThereError(
             f"no states: if the flow ran with another store, give --store, set {STORE}, or write it into {FILE}; if it ran "
             "with another --generation, give that"
         )
-    if shown < min(len(keys or [b""]), limit or len(keys or [b""])):
-        raise typer.Exit(Exit.FAILED)
 
 
 def _before(duration: str | None, option: str) -> int | None:

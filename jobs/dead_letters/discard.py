@@ -7,7 +7,8 @@ from itertools import islice
 from typing import Any
 
 from aggregations.definition.element import Record
-from aggregations.definition.flow import Flow
+from aggregations.definition.flow import END_OF_FLOW, Flow
+from aggregations.errors import RunRefusedError
 from aggregations.run.begin import begin, look
 from aggregations.run.discard import fill_holes
 from aggregations.run.run import Run
@@ -63,14 +64,18 @@ def discard(
         found.
 
     Raises:
+        NotThereError: The flow has no stage or source that the selection names, and no dead letter is of it.
         BrokerError: Kafka cannot be reached, or refuses a request.
         StoreError: A store cannot be reached, or a newer run has begun.
-        RunRefusedError: The stores are inconsistent with the flow.
+        RunRefusedError: The stores have nothing of the flow, or are inconsistent with it.
     """
-    found = Letters(settings, letters)
+    found, selection = Letters(settings, letters), selection or Selection()
+    selection.check(Letters(settings, letters), stages=(*flow.stage_names, END_OF_FLOW), topics=flow.topics)
+    with closing(look(flow, stores, generation=generation)) as run:
+        _check_ran(run)
     opened = begin(flow, stores, generation=generation) if apply else look(flow, stores, generation=generation)
     with closing(opened) as run:
-        result = give_up(run, _counted(found, progress), selection=selection or Selection(), apply=apply)
+        result = give_up(run, _counted(found, progress), selection=selection, apply=apply)
         if apply:
             with suppress(StoreError):  # the work is done; without a clean end the next run only doubts needlessly
                 run.finish()
@@ -106,6 +111,15 @@ def _counted(letters: Letters, progress: Callable[[int, int], None] | None) -> I
         yield letter
     if progress is not None:  # the notes of earlier redrives are not dead letters
         progress(letters.total, letters.total)
+
+
+def _check_ran(run: Run) -> None:
+    """Refuse stores in which the flow never began: they would be created, and have no hole."""
+    if not any(manifest or run.stores[name].installed_epoch(run.ref) for name, manifest in run.manifests):
+        raise RunRefusedError(
+            f"{run.ref}: the stores contain nothing of it; if it ran with other stores, give --store; if it never ran, there "
+            "is nothing to discard"
+        )
 
 
 def _meant(

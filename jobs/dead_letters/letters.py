@@ -1,7 +1,7 @@
 """Reads a dead-letter topic, selects dead letters, and counts what was done with them."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from confluent_kafka import Consumer, TopicPartition
@@ -11,6 +11,7 @@ from envelope.deadletter import DeadLetterHeaders
 from envelope.errors import Reason
 from envelope.headers import Headers
 from envelope.redrive_notes import Notes
+from jobs.environment import NotThereError
 from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import broker_error, passes
 from persistence.kafka.headers import headers_of
@@ -49,6 +50,36 @@ class Selection:
             (self.applications, letter.application),
         )
         return all(not wanted or value in wanted for wanted, value in pairs)
+
+    def check(self, letters: "Letters", *, stages: Collection[str] = (), topics: Collection[str] = ()) -> None:
+        """Check that what it names exists: in one of the dead letters, or among what else is known.
+
+        Args:
+            letters: The dead letters. They are read only if something else is named than what is known.
+            stages: Known stages.
+            topics: Known topics.
+
+        Raises:
+            NotThereError: A stage, topic or application is not there. Nothing is refused if no dead letter is there and
+                nothing is known.
+            BrokerError: Kafka does not answer.
+        """
+        wanted = {
+            "--stage": self.stages.difference(stages),
+            "--topic": self.topics.difference(topics),
+            "--application": self.applications,
+        }
+        if not any(wanted.values()):
+            return
+        found = {"--stage": {*stages}, "--topic": {*topics}, "--application": set[str]()}
+        for facts in filter(None, (letter.facts for letter in letters)):
+            found["--stage"].add(facts.stage)
+            found["--topic"].add(facts.topic)
+            found["--application"].add(facts.application)
+        for option, names in wanted.items():
+            known = ", ".join(sorted(filter(None, found[option])))
+            if known and (unknown := sorted(names - found[option])):
+                raise NotThereError(f"{option} {unknown[0]}: no dead letter is of it; choose from {known}")
 
 
 @dataclass(frozen=True, slots=True)

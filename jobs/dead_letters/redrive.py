@@ -57,10 +57,12 @@ def redrive(
         for their topic.
 
     Raises:
+        NotThereError: There are dead letters, and none is of a stage, topic or application that the selection names.
         BrokerError: Kafka cannot be reached, lacks a topic, or refuses a request. Dead letters that were redriven
             before the error can safely be redriven again.
     """
     found, selection, result = Letters(settings, letters), selection or Selection(), Handled()
+    selection.check(Letters(settings, letters))
     with AcknowledgedProducer(settings) if apply else nullcontext() as producer:
         back = _Back(Topics(settings), producer, mend, result, letters, asserted=selection.unproven)
         for done, letter in enumerate(found, start=1):

@@ -20,7 +20,7 @@ from aggregations.run.run import Run
 from envelope import Lineage, Node, Reason, Standing
 from envelope.deadletter import PREFIX, own_headers
 from jobs.dead_letters.letters import StoredDeadLetter
-from jobs.environment import UsageError
+from jobs.environment import NotThereError, UsageError
 from jobs.explaining.copies import Events, Near, Read, around, letter_of
 from jobs.explaining.elements import Elements
 from jobs.explaining.evidence import DeadLetters, Evidence, Progress, is_listed
@@ -78,7 +78,8 @@ def explain(
         One explanation for a record of the flow's topics; otherwise one for each record that was found.
 
     Raises:
-        UsageError: No record has these coordinates, a range is invalid, or the flow has tables.
+        NotThereError: No record has these coordinates, or the topics do not have a range.
+        UsageError: A range is malformed, or the flow has tables.
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer, or a state is damaged.
     """
@@ -130,7 +131,7 @@ def explained(
     found = log.found(place)
     record = reader.record(place) if found is Found.FOUND else None
     if found is Found.BEYOND or (found is Found.FOUND and record is None):
-        raise UsageError(f"{place}: {NOT_THERE[Found.MISSING if found is Found.FOUND else found]}")
+        raise NotThereError(f"{place}: {NOT_THERE[Found.MISSING if found is Found.FOUND else found]}")
     with _opened(flow, stores, generation) as run:
         ids = {topic: reader.log(topic).topic_id for topic in flow.topics}
         case = Case(flow, run, place, ids, reader.topic_ids({**run.topic_ids, **ids}))
@@ -216,7 +217,7 @@ class Case:
             (self.place.topic, self.place.partition, self.place.offset),
         )
         if manifest is None:
-            why = f"flow {self.flow.name}, generation {self.run.ref.generation}, has no manifest in its stores: it never ran"
+            why = f"flow {self.flow.name}, generation {self.run.ref.generation}, has no manifest in its stores: it never ran, or with others"
             return Explanation(self.place, Outcome.NOT_READ, why)
         read_id = manifest.topic_ids.get(topic, "")
         again = bool(read_id) and read_id != self.topic_ids[topic]

@@ -11,7 +11,6 @@ from confluent_kafka import TopicPartition as Part
 from aggregations.definition.element import Record
 from aggregations.engine.roots import RootTopics
 from jobs.dead_letters.letters import Letters
-from jobs.environment import UsageError
 from jobs.tracing import Found, Place
 from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import broker_error, passes
@@ -158,18 +157,6 @@ def _messages(consumer: Consumer, place: tuple[str, int], most: int) -> Iterator
                 raise broker_error(error, what)
         if time.monotonic() > deadline:
             raise BrokerUnavailable(f"{what}: no answer", "Run the command again; that is safe")
-
-
-def place_of(text: str) -> Place:
-    """The coordinates that a person wrote.
-
-    Raises:
-        UsageError: They are malformed.
-    """
-    parts = text.rsplit(":", 2)
-    if len(parts) < 3 or not parts[0] or not all(one.isascii() and one.isdecimal() for one in parts[1:]):
-        raise UsageError(f"{text!r}: write TOPIC:PARTITION:OFFSET, for example orders:0:1742")
-    return Place(parts[0], int(parts[1]), int(parts[2]))
 
 
 def _record(message: Any, topic_id: str) -> Record:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from jobs.environment import UsageError
+from jobs.environment import NotThereError, UsageError
 from jobs.explaining.log import Reader, Span
 from jobs.settings import time
 
@@ -14,7 +14,7 @@ _OFFSETS: Final = re.compile(r"(\d{1,19})-(\d{1,19})", re.ASCII)
 _WRITE: Final = "write TOPIC, TOPIC:PARTITION, TOPIC:PARTITION:FIRST-LAST or TIME/TIME"
 
 
-class RangeError(UsageError):
+class RangeError(NotThereError):
     """The topics do not have a range."""
 
 

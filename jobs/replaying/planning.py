@@ -93,7 +93,7 @@ class ReplayPlan:
         differences: The differences between the live generation and the rebuild as they are now, while the rebuild has
             not read the ranges; None if it has not begun.
         snapshot: File of the snapshot that the rebuild begins with; None for where the flow began.
-        lost: What Kafka no longer has, as far as it is not accepted: the rebuild would be refused for it.
+        refused: Why a rebuild would be refused, as far as it is not accepted: what Kafka no longer has, and rows of tables.
     """
 
     flow: str
@@ -107,7 +107,7 @@ class ReplayPlan:
     pointer: Pointer
     differences: Differences | None = None
     snapshot: str | None = None
-    lost: Sequence[Finding] = ()
+    refused: Sequence[Finding] = ()
 
     @property
     def records(self) -> int:
@@ -131,7 +131,7 @@ class ReplayPlan:
             "records": self.records,
             "keys": dict(self.keys),
             "snapshot": self.snapshot,
-            "lost": [{"risk": one.risk, "what": one.what, "remedy": one.remedy} for one in self.lost],
+            "refused": [{"risk": one.risk, "what": one.what, "remedy": one.remedy} for one in self.refused],
             "seconds": None if self.seconds is None else round(self.seconds, 1),
             "differences": None if self.differences is None else self.differences.as_json(),
             "changes": [msgspec.structs.asdict(one) for one in self.pointer.changes],
@@ -275,6 +275,19 @@ def replaced_topics(found: Generations, live: int) -> list[Finding]:
     manifest = found.manifest(live)
     known = {} if manifest is None else manifest.incarnations
     return [_replaced(found, topic) for topic in found.flow.topics if len(known.get(topic, ())) > 1]
+
+
+def newest_rows(found: Generations) -> list[Finding]:
+    """Tables of which the states contain earlier rows than a rebuild finds, which reads them to their ends first."""
+    return [
+        unsafe(
+            Risk.NEWEST_ROWS,
+            f"flow {found.flow.name}: stages behind the lookup in table {table} have what each record found when it was read, "
+            "and a rebuild finds the newest rows",
+            "Mend chosen keys (--key, with --journal) to get the rows of then, or accept the newest ones",
+        )
+        for table in found.flow.tables
+    ]
 
 
 def topics_since(found: Generations, live: int, generation: int) -> list[Finding]:

@@ -88,12 +88,12 @@ def test_the_lines_of_replay() -> None:
     one = RebuildRange("legs", 0, 0, 1)
     differ = Differences(Comparison({}))
     plan = ReplayPlan(
-        "fleet", 1, 2, True, (), [one], {}, None, pointer, differ, lost=[Finding("a", "b", "c")]
+        "fleet", 1, 2, True, (), [one], {}, None, pointer, differ, refused=[Finding("a", "b", "c")]
     ).as_json()
     found = {
         *plan,
         *plan["ranges"][0],
-        *plan["lost"][0],
+        *plan["refused"][0],
         *plan["changes"][0],
         *differ.as_json(),
         *names(Pointer),

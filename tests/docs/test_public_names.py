@@ -3,14 +3,18 @@
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
-from tests.support.faces import FACES, documents, imported, programs
+from jobs.cli import app
+from tests.support.faces import FACES, ROOT, documents, imported, programs
 
 
 def public(face: str) -> dict[str, Any]:
@@ -62,3 +66,23 @@ def test_documents_examples_and_template_import_from_faces_only() -> None:
         if not (module in FACES and name in public(module)) and module.split(".")[:2] != ["jobs", "demo"]
     }
     assert not others, f"not public: {sorted(others)}"
+
+
+def test_every_command_is_in_the_table_of_functions_and_each_function_is_public() -> None:
+    page = (ROOT / "docs" / "api" / "index.md").read_text().partition("## Commands and their functions")[2]
+    rows = dict(re.findall(r"^\| `([a-z -]+)` \| (.+) \|$", page, re.MULTILINE))
+    [alone] = re.findall(r"^(`new`.*?)are commands\s+only", page, re.MULTILINE | re.DOTALL)
+    commands = {path.removeprefix("headwater ") for path, _ in leaves("headwater", get_command(app))}
+    assert {*rows, *re.findall(r"`([a-z -]+)`", alone)} == commands
+    for name in re.findall(r"`([\w.]+)`", " ".join(rows.values())):
+        face = max((face for face in FACES if name.startswith(f"{face}.")), key=len)
+        first, *attributes = name.removeprefix(f"{face}.").split(".")
+        assert callable(reduce(getattr, attributes, public(face)[first])), name
+
+
+def leaves(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """The commands, with their words."""
+    if not hasattr(command, "commands"):
+        yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from leaves(f"{path} {name}", inner)

@@ -12,12 +12,12 @@ from pathlib import Path as File
 
 import pytest
 
-from envelope import Envelope, encode
+from envelope import Envelope, decode, encode
 from envelope.filters import FilterStates
 from persistence.cassandra import apply_schema
 from persistence.commit.faults import LEDGER, Fault, FaultOutcome
-from tests.support.flows import BARE, FILTERS, OVER_PARTITIONS, filtered
-from tests.support.runs import BUCKETS, ONE_NODE, Run, commit_faults
+from tests.support.flows import ASTRAY, BARE, FILTERS, OVER_PARTITIONS, filtered
+from tests.support.runs import BUCKETS, ONE_NODE, Jvm, Run, commit_faults
 from tests.support.world import Sent, World
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -30,6 +30,10 @@ KINDS = {
     "event id": "cassandra",
     "interval": "redis and sqlite",
     OVER_PARTITIONS: "redis and sqlite",
+    "changed key": "redis and sqlite",
+    "event id over partitions": "redis and sqlite",
+    "session": "cassandra",
+    "own class": "redis and sqlite",
 }
 
 
@@ -65,7 +69,7 @@ def batches(kind: str, count: int) -> list[list[Sent]]:
             message = Envelope(payload, key=key, event_id=f"i{number}", producer="desk", sequence=number)
             new.append(Sent(payload if kind in BARE else encode(message), key, partition=key[0] % 2))
         made.append([*last, *new])
-        last = [replace(one, partition=one.partition ^ (kind == OVER_PARTITIONS)) for one in new[-5:]]
+        last = [replace(one, partition=one.partition ^ (kind in ASTRAY)) for one in new[-5:]]
     return made
 
 
@@ -75,6 +79,19 @@ def batches(kind: str, count: int) -> list[list[Sent]]:
 def test_a_run_that_is_killed_at_every_step_folds_what_the_filter_alone_passes_on(
     world: World, kind: str, urls: dict[str, str]
 ) -> None:
+    killed_at_every_step(world, kind, urls)
+
+
+@pytest.mark.spark
+@pytest.mark.kills
+@pytest.mark.parametrize("kind", ["session", "changed key", "own class"])
+def test_a_run_on_spark_that_is_killed_at_every_step_folds_what_the_filter_alone_passes_on(
+    world: World, kind: str, urls: dict[str, str], jvm: Jvm
+) -> None:
+    killed_at_every_step(world, kind, urls, jvm)
+
+
+def killed_at_every_step(world: World, kind: str, urls: dict[str, str], jvm: Jvm | None = None) -> None:
     flow, accept = filtered(world.topic, kind), ONE_NODE if "cassandra" in urls["filter"] else []
     names = ["filter"] if urls["filter"] == urls["incident"] else ["filter", "incident"]
     faults = commit_faults(flow, names)
@@ -84,13 +101,17 @@ def test_a_run_that_is_killed_at_every_step_folds_what_the_filter_alone_passes_o
     try:
         for fault, sent in zip([*faults, None], batches(kind, len(faults) + 1), strict=True):
             world.send([*sent, Sent(b"{}", b"A", partition=1)])
-            runs.append(Run(world, ("filtered", world.topic, kind), str(fault or ""), local=True, accept=accept))
+            runs.append(
+                Run(world, ("filtered", world.topic, kind), str(fault or ""), jvm=jvm, local=jvm is None, accept=accept)
+            )
             assert runs[-1].wait() == (-signal.SIGKILL if fault else 0), (fault, runs[-1].errors)
     finally:
         for run in runs:
             run.end()
     alone = FilterStates(FILTERS[kind])
     readable = [one for one in world.records() if one.value != b"{}"]
+    if kind == "session":  # its time is a column
+        readable = [replace(one, value=decode(one.value).payload) for one in readable]
     wanted = Counter(one.key for one in readable if alone.passes(one))
     assert {key: state["messages"] for key, state in world.results(flow, "incident").items()} == wanted
     assert wanted.total() == 12 * (len(faults) + 1)

@@ -120,6 +120,6 @@ def test_a_rebuild_from_its_plan_to_the_audit_of_its_swap(
     )
     assert "(--accept lost-records)\ngeneration 1 is live" in err
     told = json.loads(replay("flow", "--json")[0])
-    assert (told["ranges"][0]["first"], [one["risk"] for one in told["lost"]]) == (4, ["lost-records"])
+    assert (told["ranges"][0]["first"], [one["risk"] for one in told["refused"]]) == (4, ["lost-records"])
     assert "--accept lost-records" in replay("flow", "--apply", *local, code=Exit.REFUSED)[1]
     assert "would be refused" not in replay("flow", "--accept", "lost-records")[1]

@@ -13,7 +13,7 @@ from envelope import decode
 from envelope.deadletter import DeadLetterHeaders
 from envelope.filters import Arrival, FilterStates
 from persistence.kafka import KafkaSettings
-from tests.support.filters import by_id
+from tests.support import filters
 from tests.support.republish import Make, process, produce, read_all
 
 pytestmark = pytest.mark.integration
@@ -31,9 +31,16 @@ FAULTS = [
 ]
 
 
+FORWARDING = ["event_ids", "keys_and_ids"]
+"""Filters that pass on what has no id: nothing is rejected."""
+OTHERS = [*FORWARDING, "sessions", "desks"]
+
+
+@pytest.mark.parametrize("name", ["by_id", *(pytest.param(one, marks=pytest.mark.kills) for one in OTHERS)])
 def test_a_republisher_with_a_filter_that_is_killed_loses_nothing_and_passes_on_no_duplicate(
-    settings: KafkaSettings, topic: Make, tmp_path: Path
+    name: str, settings: KafkaSettings, topic: Make, tmp_path: Path
 ) -> None:
+    rule = getattr(filters, name)
     source, target, dead = topic(2, "in"), topic(2, "out"), topic(1, "dead")
     arguments: dict[str, Any] = {
         "bootstrap": settings.bootstrap,
@@ -46,12 +53,13 @@ def test_a_republisher_with_a_filter_that_is_killed_loses_nothing_and_passes_on_
         "group": uuid.uuid4().hex,
         "until_caught_up": True,
         "transform": "jobs.republish.record:identity",
-        "deduplicate": "tests.support.filters:by_id",
+        "deduplicate": f"tests.support.filters:{name}",
         "store": f"sqlite://{tmp_path}/states.db",
     }
     draw, number, last = random.Random(5), 0, list[tuple[bytes, bytes]]()
     verdicts: dict[str, int] = {}
-    for fault in [*FAULTS, ""]:
+    faults = [one for one in FAULTS if name not in FORWARDING or "dead_letter" not in one]
+    for fault in [*faults, ""]:
         new = [(draw.choice([b"A", b"B", b"C"]), b'{"id": %d}' % n) for n in range(number, number + 12)]
         number += 12
         produce(settings, source, [*last, *new, (b"A", b"{}")])  # it sends again what it is not sure of
@@ -62,7 +70,7 @@ def test_a_republisher_with_a_filter_that_is_killed_loses_nothing_and_passes_on_
         if not fault:
             verdicts = json.loads(out.splitlines()[-1])["verdicts"]
 
-    alone, wanted, unusable = FilterStates(by_id), set(), set()
+    alone, wanted, unusable, reasons = FilterStates(rule), set(), set(), set()
     for one in sorted(read_all(settings, source), key=lambda one: (one.partition(), one.offset())):
         ruling = alone.judge(Arrival(source, one.partition(), one.offset(), one.key(), one.value()))
         place = one.partition(), one.offset()
@@ -70,11 +78,13 @@ def test_a_republisher_with_a_filter_that_is_killed_loses_nothing_and_passes_on_
             wanted.add(place)
         elif ruling.verdict.diverts:
             unusable.add(place)
+            reasons.add((rule.name, ruling.reason))
     hops = [decode(one.value()).chain[0] for one in read_all(settings, target)]
     assert {(hop.partition, hop.offset) for hop in hops} == wanted
-    assert len(wanted) == number
+    unidentified = [one for one in read_all(settings, source) if one.value() == b"{}"]
+    assert len(wanted) == number + (len(unidentified) - len(unusable))
     letters = [DeadLetterHeaders.read(one.headers()) for one in read_all(settings, dead)]
     assert {(one.partition, one.offset) for one in letters if one} == unusable
-    assert {(one.stage, one.reason) for one in letters if one} == {("sequence", "missing_field")}
+    assert {(one.stage, one.reason) for one in letters if one} == reasons
     assert verdicts["accepted"] >= 12
-    assert verdicts["rejected"] >= 1
+    assert verdicts["rejected" if reasons else "unidentified"] >= 1

@@ -224,7 +224,7 @@ def test_records_that_kafka_has_deleted_are_not_rebuilt_unless_the_loss_is_accep
         future.result(30)
     plan = plan_replay(site.old, **site.options())  # it shows the loss
     assert {(one.partition, one.start, one.first): one.deleted for one in plan.ranges if one.deleted} == {(0, 0, 5): 5}
-    assert [one.risk for one in plan.lost] == ["lost-records"]
+    assert [one.risk for one in plan.refused] == ["lost-records"]
     assert plan.records == sum(world.ends(site.old).values()) - 5
     with pytest.raises(RunRefusedError, match=r"from offset 0 on.*offsets 0 to 4 were deleted.*lost-records"):
         site.rebuild(site.old)
@@ -237,13 +237,13 @@ def test_records_that_kafka_has_deleted_are_not_rebuilt_unless_the_loss_is_accep
     world.run(site.old)
     assert abandon(site.old, stores=world.stores(site.old), why="incomplete").rebuild is None
     plan = plan_replay(site.old, **site.options(accept=["lost-records"]))
-    assert (plan.generation, [*plan.lost]) == (3, [])
+    assert (plan.generation, [*plan.refused]) == (3, [])
     end = world.ends(site.old)[0]
     world.send(republished(legs(90), range(60, 90)))
     for future in admin.delete_records([TopicPartition(world.topic, 0, end + 1)]).values():
         future.result(30)
     plan = plan_replay(site.old, **site.options())  # what the live generation has not read is no loss of the rebuild
-    assert f"offsets 0 to {end - 1} were deleted" in plan.lost[0].what
+    assert f"offsets 0 to {end - 1} were deleted" in plan.refused[0].what
 
 
 def test_a_dead_letter_that_another_command_holds_while_others_are_sent_is_kept(site: Site) -> None:

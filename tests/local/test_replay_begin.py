@@ -68,11 +68,11 @@ def test_a_rebuild_from_a_snapshot_needs_no_records_from_before_it(
     site.delete(min(saved.positions[world.topic].values()))
     assert (
         "begin with a snapshot that was made later (--snapshot FILE)"
-        in plan_replay(flow, **site.options(flow)).lost[0].remedy
+        in plan_replay(flow, **site.options(flow)).refused[0].remedy
     )
     plan = plan_replay(flow, **site.options(flow, snapshot=place))
     named = place if isinstance(place, str) else str(place.absolute())
-    assert (plan.records, plan.snapshot, plan.lost) == (60, named, [])
+    assert (plan.records, plan.snapshot, plan.refused) == (60, named, [])
     assert pointer_of(flow, world.stores(flow)).rebuild is None
 
     done = site.rebuild(flow, snapshot=place, max_records=20)

@@ -17,11 +17,12 @@ from aggregations.run.snapshots import Latest, read_snapshot
 from jobs.environment import UsageError
 from jobs.replay import abandon, plan_replay, pointer_of, rebuild, rollback, swap
 from jobs.replaying.generations import Generations, generations_of
+from jobs.views import states
 from persistence.kafka import BrokerError
 from persistence.pointer import Pointer, Rebuild
 from tests.messages import Leg
-from tests.support.flows import TOTALS, fleet
-from tests.support.world import World, alone, legs, republished
+from tests.support.flows import TOTALS, fleet, spending
+from tests.support.world import Sent, World, alone, legs, republished
 
 pytestmark = [pytest.mark.integration]
 
@@ -127,10 +128,28 @@ def test_a_topic_that_does_not_exist_any_more_or_was_created_again(fleet_of: Fle
     said = r"states contain events of the former topic.*--accept lost-records"
     with pytest.raises(RunRefusedError, match=said):
         fleet_of.rebuild()
-    [lost] = plan_replay(fleet_of.flow, **fleet_of.options()).lost
+    [lost] = plan_replay(fleet_of.flow, **fleet_of.options()).refused
     assert "contain events of the former topic" in lost.what
     assert fleet_of.pointer() == Pointer()
     assert fleet_of.rebuild(accept=["lost-records"]).report.records == 20
+
+
+def test_lookups_find_the_newest_rows_only_if_that_is_accepted(world: World, topic: Callable[..., str]) -> None:
+    table = topic(name="merchants", cleanup_policy="compact")
+    flow = spending(world.topic, table)
+    for category in (b"food", b"toys"):
+        world.send([Sent(b'{"category": "%s"}' % category, b"m0")], table)
+        world.send([Sent(b'{"card": "c", "merchant": "m0", "cents": 5}', b"c")] * 3)
+        world.run(flow)
+    options = {"kafka": world.settings, "stores": world.stores(flow)}
+    with pytest.raises(RunRefusedError, match=r"behind the lookup in table merchant .*\(--accept newest-rows\)"):
+        rebuild(flow, why="a test", **options)
+    assert [one.risk for one in plan_replay(flow, **options).refused] == ["newest-rows"]
+    assert pointer_of(flow, world.stores(flow)) == Pointer()
+    done = rebuild(flow, why="a test", accept=["newest-rows"], **options)
+    rebuild(flow, why="to catch up", **options)
+    found = {view.key: view.state["cents"] for view in states(flow, "category", options["stores"], generation=2)}
+    assert (done.generation, found) == (2, {b"toys": 30})
 
 
 def test_the_generation_of_a_settings_file(fleet_of: Fleet) -> None:
@@ -209,7 +228,7 @@ def test_a_topic_that_was_created_again_since_the_rebuild_began(fleet_of: Fleet)
     recreated(fleet_of)
     before = fleet_of.pointer()
     said = r"generation 2: topic .* was created again since it read the former one.*--accept lost-records"
-    [lost] = plan_replay(fleet_of.flow, **fleet_of.options()).lost
+    [lost] = plan_replay(fleet_of.flow, **fleet_of.options()).refused
     assert "was created again since it read the former one" in lost.what
     for command in (lambda: fleet_of.swap(accept=["topic-recreated"]), fleet_of.rebuild):
         with pytest.raises(RunRefusedError, match=said):

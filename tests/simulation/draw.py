@@ -24,7 +24,8 @@ def draw_spec(seed: int) -> Spec:
     spec = _draw_sessions(Random(f"sessions {seed}"), spec)
     spec = _draw_filter(Random(f"filter {seed}"), spec)
     spec = _draw_service_filters(Random(f"service filters {seed}"), spec)
-    return _draw_repairs(Random(f"repairs {seed}"), spec)
+    spec = _draw_repairs(Random(f"repairs {seed}"), spec)
+    return _draw_rebuilds(Random(f"rebuilds {seed}"), spec)
 
 
 def draw(random: Random) -> Spec:
@@ -147,6 +148,16 @@ def _draw_service_filters(random: Random, spec: Spec) -> Spec:
 def _draw_repairs(random: Random, spec: Spec) -> Spec:
     """Let states of some worlds be spoiled and mended; which of two duplicates a filter passes on must be known."""
     return replace(spec, repairs=spec.folds and spec.deduplicates != OVER_PARTITIONS and random.random() < 0.3)
+
+
+def _draw_rebuilds(random: Random, spec: Spec) -> Spec:
+    """Let the states of some worlds be rebuilt; which of two duplicates a filter passes on must be known.
+
+    If each of two generations gets a mended record from its own dead letter, both publish it, and the second time it is
+    marked as missing: a reader folds it again if it does not hold its position any more (docs/guides/replay.md, Limits).
+    """
+    plain = spec.deduplicates != OVER_PARTITIONS and spec.audit != OUT
+    return replace(spec, rebuilds=spec.folds and plain and random.random() < 0.12)
 
 
 def _draw_audit(random: Random, spec: Spec) -> str:

@@ -29,14 +29,25 @@ class Driver:
         cluster: The broker.
         stores: URL by stage.
         accept: Risks taken on purpose.
+        until: Offset by topic and partition up to which it reads, and does not tell the consumer group; None for a run that
+            reads everything.
+        rebuild: Further arguments of the runner.
 
     Raises:
         RunRefusedError: It would be unsafe to continue.
     """
 
     def __init__(
-        self, flow: Flow[Any], cluster: Cluster, stores: Mapping[str, str], accept: Sequence[str] = ()
+        self,
+        flow: Flow[Any],
+        cluster: Cluster,
+        stores: Mapping[str, str],
+        accept: Sequence[str] = (),
+        *,
+        until: Mapping[TopicPartition, int] | None = None,
+        **rebuild: Any,
     ) -> None:
+        self._until = until
         self.name, self.topics = flow.name, tuple(flow.topics)
         self._cluster = cluster
         self.logs = {topic: cluster.topics[topic] for topic in self.topics}
@@ -49,6 +60,7 @@ class Driver:
             whole={topic: partial(self._ends, topic) for topic in self.topics},
             clock=lambda: CLOCK.time_ns() / 1e9,
             metadata_max_age=METADATA_MAX_AGE,
+            **rebuild,
         )
         run = self.runner.run
         plans = [plan(self.name, run.manifest, run.manifests, self._broker(topic)) for topic in self.topics]
@@ -63,7 +75,8 @@ class Driver:
     def lag(self) -> int:
         """Number of unread records."""
         return sum(
-            partition.high - max(partition.low, self.next.get(place, 0)) for place, partition in self._partitions()
+            max(self._end(place, partition.high) - max(partition.low, self.next.get(place, 0)), 0)
+            for place, partition in self._partitions()
         )
 
     def records(self, limit: int, slow: int) -> list[Record]:
@@ -77,10 +90,10 @@ class Driver:
         begun = self.runner.unfinished
         return [
             record
-            for place, _ in self._partitions()
+            for place, partition in self._partitions()
             if place != (self.topics[0], slow) or place in begun
             for record in self._cluster.read(*place, self.next.get(place, 0), _MOST if begun else limit)
-            if not begun or record.offset < begun.get(place, 0)
+            if record.offset < (begun.get(place, 0) if begun else self._end(place, partition.high))
         ]
 
     def advance(self, records: Sequence[Record]) -> None:
@@ -93,8 +106,9 @@ class Driver:
         records = self.records(limit, slow)
         self.runner.process(records)
         self.advance(records)
-        effect(CommitStep.RETURN, lambda: None)
-        effect(CommitStep.OFFSETS, self.commit)
+        if self._until is None:
+            effect(CommitStep.RETURN, lambda: None)
+            effect(CommitStep.OFFSETS, self.commit)
 
     def commit(self) -> None:
         """Commit the consumer group's offsets, unless a newer run does.
@@ -123,6 +137,9 @@ class Driver:
             for topic, log in self.logs.items()
             for number, partition in enumerate(log.partitions)
         ]
+
+    def _end(self, place: TopicPartition, high: int) -> int:
+        return high if self._until is None else self._until.get(place, 0)
 
     def _ends(self, topic: str) -> dict[int, int]:
         return {number: partition.high for number, partition in enumerate(self.logs[topic].partitions)}

@@ -18,7 +18,7 @@ _MOST_BYTES = 1 << 20
 _encode_json = msgspec.json.Encoder().encode
 
 
-def record_of(letter: DeadLetter, flow: Flow[object]) -> DeadLetterRecord:
+def record_of(letter: DeadLetter, flow: Flow[object], generation: int = 1) -> DeadLetterRecord:
     """The record of a flow's dead letter in the dead-letter topic."""
     record = letter.record
     facts = dead.DeadLetterHeaders(
@@ -29,6 +29,7 @@ def record_of(letter: DeadLetter, flow: Flow[object]) -> DeadLetterRecord:
         topic_id=record.topic_id,
         stage=letter.stage,
         application=flow.name,
+        generation=generation,
         hole=letter.hole,
         items=letter.items,
         form=Form.ENVELOPE if flow.source_of(record.topic).envelope else Form.PAYLOAD,

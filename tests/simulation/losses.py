@@ -7,15 +7,12 @@ from aggregations.errors import RunRefusedError
 from persistence.errors import StoreError
 from persistence.manifest import ahead
 from persistence.marks import Mark
-from persistence.names import FlowRef
 from tests.simulation.driver import Driver
 from tests.simulation.faults import ENDS, Crash, Script
 from tests.simulation.oracle import Violation
 from tests.simulation.stores import BUCKETS, FLOW_PART, Copy, SimulatedStore
-from tests.simulation.topology import FLOW
 from tests.simulation.world import World
 
-_REF = FlowRef(FLOW)
 _NOTHING = Copy({}, {}, {}, {}, {}, {})
 
 
@@ -57,6 +54,7 @@ def restore(world: World, a: int, b: int, c: int) -> None:
         # Then all of them: the remedy of a refusal, and also required if manifests cannot detect the loss.
         for url, store in world.stores.items():
             store.restore(copy[url])
+        world.live.lost()
         if copy[upstream] is _NOTHING:
             # A first start that dies between the first manifests of two stores is not a loss.
             script = Script({("epoch", 2 + c % 2): ENDS[(c >> 3) % 4]})
@@ -102,7 +100,7 @@ def back(world: World, a: int, b: int, c: int) -> None:
 
 def _goes_on(world: World, driver: Driver, part: str, store: SimulatedStore) -> None:
     """Let the active run continue, and check that it writes nothing over a part that went back."""
-    refs = [_REF.stage(stage.name) for stage in world.spec.stages]
+    refs = [world.live.ref.stage(stage.name) for stage in world.spec.stages]
     known = {
         ref: driver.runner.run.known.of(ref.stage).get(part, Mark()) for ref in refs if world.home(ref.stage) is store
     }
@@ -136,7 +134,7 @@ def _check_start(world: World, newer: Mapping[str, Copy]) -> bool:
         world: The world.
         newer: The content of the stores before they went back.
     """
-    upstream, downstream = (store.load_manifest(_REF) for store in world.stores.values())
+    upstream, downstream = (store.load_manifest(world.live.ref) for store in world.stores.values())
     lost = bool(ahead(upstream, downstream))
     lost |= upstream is not None and downstream is None
     lost |= upstream is None and downstream is not None and bool(downstream.positions)

@@ -14,7 +14,7 @@ from pathlib import Path
 import aggregations
 import envelope
 import persistence
-from jobs import republish
+from jobs import replaying, republish
 from tests import simulation
 from tests.simulation.bugs import BEGINS, MATTERS
 from tests.simulation.oracle import Violation
@@ -171,7 +171,7 @@ def _load(state: Path | None) -> Proof:
 
 def _digest() -> str:
     """Digest of every module that the simulation runs: after a change of the code, the proof starts over."""
-    packages = (envelope, persistence, aggregations, republish, simulation)
+    packages = (envelope, persistence, aggregations, replaying, republish, simulation)
     folders = [Path(package.__path__[0]) for package in packages]
     digest = hashlib.sha256()
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):

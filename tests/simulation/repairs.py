@@ -14,11 +14,10 @@ from aggregations.run.begin import look
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.mend import Mending, check_can_mend
 from aggregations.run.run import Run
-from envelope import Histories, TopicPartition
+from envelope import Histories
 from jobs.mending import MENDS, Sides, apply_mends
 from persistence.errors import StoreError
-from persistence.names import FlowRef
-from persistence.protocol import Stored
+from persistence.protocol import StageRef, Stored
 from persistence.record import StateRecord, decode_record, encode_record
 from tests.simulation.driver import METADATA_MAX_AGE
 from tests.simulation.faults import ENDS, Crash, Script
@@ -26,10 +25,8 @@ from tests.simulation.functions import digest
 from tests.simulation.kafka import CLOCK
 from tests.simulation.oracle import Violation
 from tests.simulation.stores import SCHEME, forget
-from tests.simulation.topology import FLOW
 from tests.simulation.world import World
 
-_REF = FlowRef(FLOW)
 _EFFECTS = 14
 """Faults are planned among so many effects of a mend: its epoch, the pointer, manifests and states in two stores."""
 _numbers = count()
@@ -41,9 +38,9 @@ def repair(world: World, a: int, b: int, c: int) -> None:
         return
     stages = world.spec.flow.stages
     stage = stages[a % len(stages)]
-    states = world.home(stage.name).stage(_REF.stage(stage.name))
+    states = world.home(stage.name).stage(world.live.ref.stage(stage.name))
     right = dict(states)
-    spoiled = _spoil(states, stage, b)
+    spoiled = _spoil(states, world.live.ref.stage(stage.name), b)
     try:
         for number in range(c % 3):
             script = Script({(c >> (2 + 3 * number)) % _EFFECTS: ENDS[(c >> number) % len(ENDS)]})
@@ -59,7 +56,7 @@ def repair(world: World, a: int, b: int, c: int) -> None:
         states.update(right)
         world.watch.forget()
         return
-    _compare(stage, right, states)
+    _compare(world.live.ref.stage(stage.name), right, states)
     again = _mend(world, stage, 1 + c % 5, Script())
     # Which lanes retire depends on batches.
     if wrong := {key for key, what in again.items() if what != Mending.POSITIONS}:
@@ -75,13 +72,13 @@ def _ends(world: World) -> bool:
         return False
     world.driver.runner.run.finish()
     world.driver = None
-    manifests = [store.load_manifest(_REF) for store in world.stores.values()]
+    manifests = [store.load_manifest(world.live.ref) for store in world.stores.values()]
     return all(one is not None and one.clean and not one.growth for one in manifests)
 
 
-def _spoil(states: dict[bytes, Stored], stage: Stage, number: int) -> dict[bytes, Stored | None]:
+def _spoil(states: dict[bytes, Stored], ref: StageRef, number: int) -> dict[bytes, Stored | None]:
     """Change some states, empty their positions, or lose them; return these as they are then, by key."""
-    ref, found = _REF.stage(stage.name), dict[bytes, Stored | None]()
+    found = dict[bytes, Stored | None]()
     for key, stored in list(states.items()):
         what = digest(repr(key), str(number)) % 5
         record = decode_record(stored.value, ref, key)
@@ -126,8 +123,8 @@ def _mend(world: World, stage: Stage, size: int, script: Script, *, begins: bool
     """
     with closing(look(world.spec.flow, world.urls)) as run:
         check_can_mend(run, MENDS)
-        with _folded(world, run.start, size) as folded:
-            ref = _REF.stage(stage.name)
+        with _folded(world, run, size) as folded:
+            ref = run.stage_ref(stage)
             keys = {*world.home(stage.name).stage(ref), *(key for key, _ in folded.stores[stage.name].scan(ref))}
             mends = Sides.of(run, folded, stage, keys).mends(run.batch)
         if begins:
@@ -147,7 +144,7 @@ def _mend(world: World, stage: Stage, size: int, script: Script, *, begins: bool
 
 
 @contextmanager
-def _folded(world: World, until: Mapping[TopicPartition, int], size: int) -> Iterator[Run]:
+def _folded(world: World, live: Run, size: int) -> Iterator[Run]:
     """A fold of what the live states have read, into a store of its own."""
     url, flow, logs = f"{SCHEME}://fold{next(_numbers)}", world.spec.flow, world.cluster.topics
     runner = MemoryRunner(
@@ -158,13 +155,14 @@ def _folded(world: World, until: Mapping[TopicPartition, int], size: int) -> Ite
         whole={topic: partial(_ends_of, world, topic) for topic in flow.topics},
         clock=lambda: CLOCK.time_ns() / 1e9,
         metadata_max_age=METADATA_MAX_AGE,
+        generation=live.ref.generation,
     )
     try:
         for topic in flow.topics:
             runner.run.start_at(topic, logs[topic].topic_id, dict.fromkeys(_ends_of(world, topic), 0))
         while records := [
             record
-            for place, end in until.items()
+            for place, end in live.start.items()
             for record in world.cluster.read(*place, runner.run.start.get(place, 0), size)
             if record.offset < end
         ]:
@@ -178,13 +176,12 @@ def _ends_of(world: World, topic: str) -> dict[int, int]:
     return {number: partition.high for number, partition in enumerate(world.cluster.topics[topic].partitions)}
 
 
-def _compare(stage: Stage, right: Mapping[bytes, Stored], found: Mapping[bytes, Stored]) -> None:
+def _compare(ref: StageRef, right: Mapping[bytes, Stored], found: Mapping[bytes, Stored]) -> None:
     """Check that the states have the results and holes that they had before they were spoiled."""
-    ref = _REF.stage(stage.name)
     for key in sorted(right.keys() | found.keys()):
         before, after = (
             decode_record(side[key].value, ref, key) if key in side else StateRecord("", None, Histories())
             for side in (right, found)
         )
         if (before.state, before.histories.holes) != (after.state, after.histories.holes):
-            raise Violation(f"stage {stage.name}, key {key!r}: mended to {after.state}, not {before.state}")
+            raise Violation(f"stage {ref.stage}, key {key!r}: mended to {after.state}, not {before.state}")

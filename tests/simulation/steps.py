@@ -7,7 +7,6 @@ from typing import Any
 
 from aggregations.errors import RunRefusedError
 from persistence.manifest import minimum
-from persistence.names import FlowRef
 from tests.simulation.audit import AUDIT
 from tests.simulation.changes import Change
 from tests.simulation.draw import draw_spec
@@ -17,12 +16,12 @@ from tests.simulation.functions import OUT, OUTAGE
 from tests.simulation.kafka import CLOCK, Log
 from tests.simulation.losses import back, restore, snapshot
 from tests.simulation.oracle import Violation
+from tests.simulation.rebuilds import rebuild
 from tests.simulation.repairs import repair
 from tests.simulation.service import Service
 from tests.simulation.topology import FINAL, FLOW, OVER_PARTITIONS, Spec
 from tests.simulation.world import World
 
-_REF = FlowRef(FLOW)
 _MOST_PARTITIONS, _MOST_DRAINED = 6, 4
 
 
@@ -74,6 +73,9 @@ def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
     own = Random(f"repairs {seed}")
     for _ in range(3 if spec.repairs else 0):
         made.insert(own.randrange(len(made) + 1), Step("repair", *(own.randrange(1 << 16) for _ in range(3))))
+    own = Random(f"rebuilds {seed}")
+    for _ in range(3 if spec.rebuilds else 0):
+        made.insert(own.randrange(len(made) + 1), Step("rebuild", *(own.randrange(1 << 16) for _ in range(3))))
     return spec, made
 
 
@@ -158,7 +160,7 @@ def _slow(world: World, a: int, b: int, c: int) -> None:
 def _kill(world: World, a: int, b: int, c: int) -> None:
     """Let the engine die between two batches. Sometimes an operator tries to start it with another definition."""
     world.driver = None
-    if a % 3 == 0 and any(store.load_manifest(_REF) for store in world.stores.values()):
+    if a % 3 == 0 and any(store.load_manifest(world.live.ref) for store in world.stores.values()):
         change = list(Change)[(a >> 2) % len(Change)]
         try:
             world.start(change)
@@ -314,7 +316,7 @@ def _trim(world: World, a: int, b: int, c: int) -> None:
         readers = [service for service in world.services if service.processor.source == log.topic]
         passed = [reader.committed(log.topic, number) for reader in readers]
         if log.topic in world.spec.sources:
-            manifests = [store.load_manifest(_REF) for store in world.stores.values()]
+            manifests = [store.load_manifest(world.live.ref) for store in world.stores.values()]
             # A manifest of another incarnation is not about this one.
             same = all(one is None or one.topic_ids.get(log.topic) == log.topic_id for one in manifests)
             passed.append(minimum(manifests).get(log.topic, {}).get(number, 0) if same else 0)
@@ -404,5 +406,6 @@ KINDS: dict[str, tuple[int, Callable[[World, int, int, int], None]]] = {
     "audit": (8, _audit),
     "mend": (2, _mend),
     "repair": (0, repair),
+    "rebuild": (0, rebuild),
 }
-"""Weight and function by kind of step. A world has eighty steps; repairs are added to them."""
+"""Weight and function by kind of step. A world has eighty steps; repairs and rebuilds are added to them."""

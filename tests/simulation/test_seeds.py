@@ -8,9 +8,11 @@ from aggregations.run.memory import MemoryRunner
 from envelope import Verdict
 from jobs.republish import input as reading
 from jobs.republish.worker import Worker
-from tests.simulation import clients
+from persistence.errors import StoreError
+from tests.simulation import clients, rebuilds
 from tests.simulation.audit import AUDIT
 from tests.simulation.consumer import SimulatedConsumer
+from tests.simulation.faults import Crash
 from tests.simulation.functions import OUT
 from tests.simulation.shrink import outcome
 from tests.simulation.steps import draw_world
@@ -76,6 +78,29 @@ def test_letters_are_read_by_other_flows_and_by_republishers_and_are_copies_to_t
     assert copies[FLOW] > 0
     assert copies[AUDIT] > 0
     assert copies["p0"] > 0
+
+
+def test_rebuilds_are_swapped_in_taken_back_killed_and_continued(monkeypatch):
+    done: Counter[str] = Counter()
+
+    def counting(name):
+        command = getattr(rebuilds.Operator, name)
+
+        def counted(self):
+            try:
+                command(self)
+            except (Crash, StoreError) as error:
+                done[f"{name} {type(error).__name__}"] += 1
+                raise
+            done[name] += 1
+
+        monkeypatch.setattr(rebuilds.Operator, name, counted)
+
+    for name in ("rebuild", "swap", "roll_back"):
+        counting(name)
+    worlds = [seed for seed in range(100) if draw_world(seed, 0)[0].rebuilds]
+    assert not any(outcome(seed) for seed in worlds)
+    assert {"rebuild", "rebuild Crash", "swap", "swap Crash", "roll_back", "roll_back Crash"} <= done.keys()
 
 
 def test_members_of_a_group_work_at_the_same_time_and_hand_partitions_on(monkeypatch):

@@ -204,6 +204,7 @@ class Spec:
         mends: From some moment on the flow accepts what it rejected: a copy may fill a hole before the redriven record.
         aside: What it publishes before a stage is published by a branch; if a filter fails before that stage, in it.
         repairs: States are spoiled, and an operator mends them by their keys.
+        rebuilds: An operator rebuilds the states, swaps generations, and returns to the one before.
         folds: False for a flow without a stage: its only `stages` entry, `end`, names what its steps make of an element.
     """
 
@@ -230,6 +231,7 @@ class Spec:
     sessions: bool = False
     deduplicates: str = ""
     repairs: bool = False
+    rebuilds: bool = False
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -10,8 +10,6 @@ from tests.simulation.sessions import whole
 from tests.simulation.stores import SimulatedStore
 from tests.simulation.topology import FLOW, Spec
 
-_REF = FlowRef(FLOW)
-
 
 class Watch:
     """Checks the stores.
@@ -22,6 +20,7 @@ class Watch:
         stores: Store of every stage.
 
     Attributes:
+        ref: The flow and its live generation.
         held: Ids held per stage, without stages that only count; for a flow without a stage, ids that were published.
     """
 
@@ -29,6 +28,7 @@ class Watch:
         self._spec = spec
         self._oracle = oracle
         self._stores = stores
+        self.ref = FlowRef(FLOW)
         self._names: dict[tuple[str, int, int], tuple[str, str]] = {}
         self.forget()
 
@@ -61,7 +61,7 @@ class Watch:
             self.held[i] |= new
             return new
         new = set()
-        ref = _REF.stage(self._spec.stages[i].name)
+        ref = self.ref.stage(self._spec.stages[i].name)
         for key, stored in self._stores[i].stage(ref).items():
             version = (stored.version, stored.epoch)
             if self._versions.get((i, key)) == version:
@@ -80,7 +80,7 @@ class Watch:
     def _check_manifests(self) -> None:
         """Check that every record below a manifest is in the states of its store."""
         for i, store in enumerate(self._stores):
-            manifest = store.load_manifest(_REF)
+            manifest = store.load_manifest(self.ref)
             if manifest is None or i not in self.held:
                 continue
             places = [

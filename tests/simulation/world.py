@@ -25,6 +25,7 @@ from tests.simulation.faults import Crash, End, Faults, Process, Script
 from tests.simulation.functions import OUT, OUTAGE, Payload
 from tests.simulation.kafka import Cluster
 from tests.simulation.letters import brought_back, facts_of, is_like, record_of
+from tests.simulation.live import Live
 from tests.simulation.oracle import Oracle, Violation
 from tests.simulation.service import At, Outgoing, Service, payload_of, published, rooted
 from tests.simulation.stores import SCHEME, Copy, SimulatedStore, forget, open_store
@@ -61,6 +62,7 @@ class World:
         reached: Ids that were ever in each topic.
         redriven: Number of dead letters redriven so far, in the order of their topic, by the reader that rejected them.
         replayable: The flow's topic can be read again from its beginning.
+        live: The live generation.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -89,13 +91,14 @@ class World:
         self.redriven_at: dict[At, str] = {}
         self.audit: Audit | None = None
         if spec.audit:
-            self.audit = Audit(spec, self.cluster, f"{name}.second", self._publish_dead_letter, self.redriven_at)
+            self.audit = Audit(spec, self.cluster, f"{name}.second", self.publish_dead_letter, self.redriven_at)
         self.letters: list[Record] = []
         self.again: list[Record] = []
         self.reached: defaultdict[str, set[str]] = defaultdict(set)
         self.redriven: Counter[str] = Counter()
         self.slow = -1
         self.replayable = True
+        self.live = Live(self)
         self._faults = Faults()
         self._drivers: list[tuple[Driver, int, int]] = []
 
@@ -208,8 +211,9 @@ class World:
         listed = self.driver.runner.run.ledger.listed.values()
         return any(at[0] == facts.offset for groups in listed for at in groups.get(place, ()))
 
-    def _publish_dead_letter(self, letter: report.DeadLetter, flow: Flow[Any]) -> Record:
-        dead = record_of(letter, flow)
+    def publish_dead_letter(self, letter: report.DeadLetter, flow: Flow[Any], generation: int = 1) -> Record:
+        """Append a dead letter of a flow to its topic."""
+        dead = record_of(letter, flow, generation)
         assert dead.value is not None
         return self.cluster.produce("dead", dead.key, dead.value, headers=dead.headers)
 
@@ -230,17 +234,18 @@ class World:
 
     def under(self, script: Script, work: Callable[[], object]) -> None:
         """Run a part of the engine or of a service with a script of faults."""
-        self._faults.script = script
+        before, self._faults.script = self._faults.script, script
         try:
             work()
         finally:
-            self._faults.script = Script()
+            self._faults.script = before
 
-    def start(self, change: Change | None = None) -> Driver:
+    def start(self, change: Change | None = None, **rebuild: Any) -> Driver:
         """Start an engine, which fences all others.
 
         Args:
             change: A change of its flow since the last start.
+            rebuild: What distinguishes that of a rebuild; see `Driver`.
 
         Raises:
             RunRefusedError: It does not start.
@@ -249,8 +254,9 @@ class World:
         accept = [Risk.TOPIC_RECREATED] if self.spec.recreates else []
         flow, last = changed(self.spec, change), self.spec.stages[-1].name
         urls = {name: self.urls.get(name, self.urls[last]) for name in flow.stage_names}
-        driver = Driver(flow, self.cluster, urls, accept)
-        self._drivers.append((driver, 0, 0))
+        driver = Driver(flow, self.cluster, urls, accept, **rebuild)
+        if not rebuild:
+            self._drivers.append((driver, 0, 0))
         return driver
 
     def engine(self, limit: int) -> None:
@@ -259,11 +265,14 @@ class World:
         Raises:
             Violation: The engine refuses to start, or fails in a way that it must not.
         """
+        live = self.live.ref
         try:
             driver, self.driver = self.driver or self.start(), None
             driver.batch(limit, self.slow)
             self.driver = driver
         except RunRefusedError as refused:
+            if live != self.live.ref:
+                return  # another generation was swapped in while it stood still
             raise Violation(f"the engine does not start: {refused}") from refused
         except StoreWentBack as alarm:
             raise Violation(f"nothing went back: {alarm}") from alarm
@@ -328,12 +337,7 @@ class World:
                 if self.spec.audit == OUT:
                     self.deliver(Outgoing(OUT, output.key, output.value, output.headers))
             for letter in letters[letters_seen:]:
-                message = payload_of(letter.record.value)["id"]
-                again = letter.reason is Reason.UNPROVEN or self.oracle.is_cured(message)
-                at = letter.record
-                owner = self.redriven_at.get((at.topic_id, at.partition, at.offset), FLOW)
-                self.oracle.died(message, letter.stage, letter.reason, copy=owner != FLOW)
-                (self.again if again else self.letters).append(self._publish_dead_letter(letter, driver.runner.flow))
+                self.live.take(letter, driver.runner)
             self._drivers[number] = (driver, len(letters), len(outputs))
         if not self.zombies:  # engines that have ended do nothing
             self._drivers = [one for one in self._drivers if one[0] is self.driver]
@@ -341,6 +345,8 @@ class World:
     def check(self) -> None:
         """Check the invariants."""
         self.sweep()
+        if self.spec.rebuilds:
+            self.live.follow()
         self.watch.check()
         for service in self.services:
             service.check(self.reached, self.redriven_at)

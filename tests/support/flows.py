@@ -16,21 +16,28 @@ import polars as pl
 
 from aggregations.definition.aggregates import count, maximum, total
 from aggregations.definition.element import Element
+from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
+from aggregations.definition.sessions import session
 from aggregations.definition.source import Json, Topic
-from aggregations.definition.windows import tumbling
+from aggregations.definition.windows import hopping, tumbling
+from envelope import Reason, Verdict
 from envelope.dedup.history import HISTORY
 from envelope.filters import (
     EventIdFilter,
     ProducerFilter,
+    Ruling,
     Scope,
     SequenceFilter,
+    SessionWindows,
     TimeWindows,
     deduplicate,
+    deduplicate_by_key,
     deduplicate_by_key_value,
     distinct,
     from_envelope,
+    from_header,
     from_value,
 )
 from tests.messages import Leg
@@ -279,7 +286,38 @@ def incident_number(element: Element[Any]) -> Any:
     return element["id"]
 
 
+class Largest:
+    """A filter of the user: it passes on a larger id than all before it in its partition."""
+
+    name = "largest"
+
+    def scope(self, arrival: Any) -> bytes:
+        return f"{arrival.topic}:{arrival.partition}".encode()
+
+    def zero(self) -> list[int]:
+        return [0]
+
+    def judge(self, state: list[int], arrival: Any) -> tuple[Ruling, list[int]]:
+        try:
+            number = from_value("id")(arrival)
+        except ValueError:
+            number = None
+        if number is None:
+            return Ruling(Verdict.REJECTED, forward=False, reason=Reason.MISSING_FIELD, detail="it has no id"), state
+        if number <= state[0]:
+            return Ruling(Verdict.DUPLICATE, forward=False), state
+        return Ruling(Verdict.ACCEPTED, forward=True), [number]
+
+    def dump(self, state: list[int]) -> Any:
+        return state
+
+    def load(self, value: Any) -> list[int]:
+        return list(value)
+
+
 OVER_PARTITIONS: Final = "over partitions"
+ASTRAY: Final = (OVER_PARTITIONS, "changed key", "event id over partitions")
+"""Filters that look for copies in all partitions."""
 FILTERS: Final[Mapping[str, Any]] = {
     "sequence": SequenceFilter(from_envelope("sequence")),
     "sequence by key": SequenceFilter(from_envelope("sequence"), scope_by=Scope.KEY),
@@ -287,12 +325,18 @@ FILTERS: Final[Mapping[str, Any]] = {
     "event id": EventIdFilter(from_envelope("event_id"), horizon=timedelta(days=1)),
     "interval": deduplicate_by_key_value(from_envelope("event_id"), timedelta(days=1)),
     OVER_PARTITIONS: deduplicate(from_envelope("event_id"), timedelta(days=1), partitions=3),
+    "changed key": deduplicate_by_key(timedelta(days=1), key=from_envelope("event_id"), partitions=3),
+    "event id over partitions": EventIdFilter(from_envelope("event_id"), horizon=timedelta(days=1), partitions=3),
     "window": distinct(TimeWindows(timedelta(days=3650))),
+    "session": distinct(SessionWindows(timedelta(0)), time=from_value("id")),
+    "header": SequenceFilter(from_header("sequence")),
+    "own class": Largest(),
     "own": SequenceFilter(incident_number),
     "column": SequenceFilter(from_value("id")),
 }
-"""Filters of flows; all but the last two read envelopes."""
-BARE: Final = ("own", "column")
+"""Filters of flows."""
+BARE: Final = ("own class", "own", "column")
+"""Their messages have no envelope."""
 
 
 def filtered(source: str, kind: str = "column", target: str = "") -> Flow[Any]:
@@ -300,3 +344,35 @@ def filtered(source: str, kind: str = "column", target: str = "") -> Flow[Any]:
     topic = Topic(source, payload=Json({"id": int}), envelope=kind not in BARE)
     flow = Flow("filtered").source(topic).deduplicate(FILTERS[kind], name="filter")
     return flow.publish(target) if target else flow.aggregate("incident", "_key", Fields(messages=count()))
+
+
+def shifts(source: str, final: str, aside: str) -> Flow[Any]:
+    """Sessions per aircraft, published when they close; new worst legs of aircraft in use, per carrier in hopping windows.
+
+    Long legs leave for a branch.
+    """
+    return (
+        Flow("shifts")
+        .source(Topic(source, Leg))
+        .branch("long", pl.col("minutes") > 15, lambda flow: flow.publish(aside))
+        .aggregate(
+            "tails",
+            "tail",
+            Fields(legs=count(), minutes=total("minutes")),
+            window=session("3m", lateness="2m", retention="0s"),
+        )
+        .publish_states(final, on="close")
+        .aggregate(
+            "worst",
+            "tail",
+            Fields(worst=maximum("minutes")),
+            expire_after="10m",
+            emit=Emit(carrier="carrier", worst="new.worst").changed(),
+        )
+        .aggregate(
+            "hours",
+            "carrier",
+            Fields(records=count(), worst=total("worst")),
+            window=hopping("20m", "10m", retention="0s"),
+        )
+    )

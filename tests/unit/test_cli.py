@@ -252,7 +252,6 @@ def test_an_empty_text_is_refused_and_does_not_count_as_a_missing_option(
         (["run", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--store", "here"], "--store: write URL or STAGE=URL"),
         (["run", "jobs.demo.flow:flow", "--bootstrap", "b:1", "--conf", "spark"], "--conf: write NAME=VALUE"),
         (["inspect", "jobs.demo.flow:flow"], "has the stages aircraft, carrier: give --stage"),
-        (["inspect", "jobs.demo.flow:flow", "--stage", "pilot"], "has no stage 'pilot'"),
         (["inspect", "jobs.demo.flow:flow", "--stage", "carrier", "--store", "memory://m"], "in the memory of one"),
         *(
             (

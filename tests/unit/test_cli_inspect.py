@@ -12,6 +12,7 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
+from jobs.cli.errors import Exit
 from jobs.views import states
 from tests.support.cli import run as headwater
 
@@ -81,22 +82,23 @@ def test_people_get_a_table_and_are_told_when_it_is_cut(
     assert "the first 2" in err
 
 
-def test_a_key_without_a_state_is_said_and_ends_in_one(
+def test_a_key_without_a_state_is_refused(
     store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "--store", store, "--json", "--key", "a", "--key", "z") == 1
+    assert run(monkeypatch, "--store", store, "--json", "--key", "a", "--key", "z") == Exit.REFUSED
     out, err = capsys.readouterr()
-    assert len(out.splitlines()) == 1
-    assert err == f"stage page, generation 1: {store} (--store)\nstage page has no state for 1 of 2 keys\n"
+    said = "stage page has no state for 1 of 2 keys"
+    assert [json.loads(line).get("refused") for line in out.splitlines()] == [None, said]
+    assert err == f"stage page, generation 1: {store} (--store)\nheadwater: {said}\n"
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_where_no_state_is_the_exit_code_says_so_and_the_three_ways_to_name_a_store(
     more: tuple[str, ...], store: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "--store", store, "--generation", "2", *more) == 1
+    assert run(monkeypatch, "--store", store, "--generation", "2", *more) == Exit.REFUSED
     out, err = capsys.readouterr()
-    assert out == ""
+    assert [*json.loads(out)] == ["refused"] if more else out == ""
     assert err.startswith(f"stage page, generation 2: {store} (--store)\n")
     assert "--store, set HEADWATER_STORE, or write it into headwater.toml" in err
 
@@ -106,9 +108,9 @@ def test_a_store_that_is_not_there_is_read_as_empty_and_not_created(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HEADWATER_STORE", raising=False)
-    assert run(monkeypatch) == 1
+    assert run(monkeypatch) == Exit.REFUSED
     assert f"lmdb://{tmp_path}/.headwater/states (default)" in capsys.readouterr().err
-    assert run(monkeypatch, "--store", f"sqlite://{tmp_path}/no/such/x.db", "--key", "a") == 1
+    assert run(monkeypatch, "--store", f"sqlite://{tmp_path}/no/such/x.db", "--key", "a") == Exit.REFUSED
     assert list(tmp_path.iterdir()) == []
 
 

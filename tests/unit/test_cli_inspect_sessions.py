@@ -57,14 +57,14 @@ ALL = ["a@06:00-06:02", "a@06:30-06:30", "a@07:30-07:30", "a!@06:01-06:01", "b@0
         (["--key", "a"], 0, ALL[:3]),
         (["--key", "a", "--window", "2026-11-24T06:30:00Z"], 0, ALL[1:2]),
         (["--window", "2026-11-24T07:03:00Z"], 0, ALL[5:]),
-        (["--window", "2026-11-24T06:29:00Z", "--key", "a"], 1, []),
+        (["--window", "2026-11-24T06:29:00Z", "--key", "a"], 3, []),
         (["--prefix", "a"], 0, ALL[:4]),
         (["--limit", "2"], 0, ALL[:2]),
         (["--limit", "3", "--after", "a@2026-11-24T06:30:00Z/2026-11-24T06:30:00Z"], 0, ALL[2:5]),
         (["--after", "a!"], 0, ALL[4:]),
         (["--where", "n > 1"], 0, ALL[:1]),
         (["--where", "_window_end > _window_start"], 0, ALL[:1]),
-        (["--key", "z"], 1, []),
+        (["--key", "z"], 3, []),
     ],
 )
 def test_sessions_are_found_by_key_by_start_and_page_by_page(
@@ -76,7 +76,7 @@ def test_sessions_are_found_by_key_by_start_and_page_by_page(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run(monkeypatch, "--store", store, "--json", *options) == code
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = [line for text in capsys.readouterr().out.splitlines() if "refused" not in (line := json.loads(text))]
     assert [
         f"{line['key'].split('@')[0]}@{line['window_start'][11:16]}-{line['window_end'][11:16]}" for line in lines
     ] == wanted

@@ -13,6 +13,7 @@ from aggregations.definition.element import Element, Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.errors import RunRefusedError
 from aggregations.report import DeadLetter as Died
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
@@ -229,10 +230,13 @@ def test_letters_of_another_generation_are_left(monkeypatch: pytest.MonkeyPatch)
     with closing(MemoryRunner(SPLIT, stores, topic_ids={"legs": "L"})) as run:
         run.process([leg(0, "A+B")])
         lay(monkeypatch, run)
+    begin(SPLIT, stores, generation=2).close()
     for generation, left in ((1, 0), (2, 2)):
         result = discarding.discard(KafkaSettings("nowhere:1"), "dead", SPLIT, stores, generation=generation)
         assert (result.dead_letters, result.left, result.done.total()) == (2, left, 2 - left)
         assert not result.no_hole
+    with pytest.raises(RunRefusedError, match="generation 3: the stores contain nothing of it"):
+        discarding.discard(KafkaSettings("nowhere:1"), "dead", SPLIT, stores, generation=3)
 
 
 @pytest.mark.parametrize(
