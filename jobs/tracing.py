@@ -248,6 +248,7 @@ class _Records:
         self, topic: str
     ) -> tuple[TopicFacts, dict[TopicPartition, Watermarks], dict[TopicPartition, int]] | None:
         try:
+            self._topics.check_rights(read=[topic])
             facts = self._topics.describe([topic])[topic]
             return facts, self._topics.marks([topic]), self._topics.ends([topic])
         except TopicMissing:

@@ -128,6 +128,8 @@ class QueryRows:
             else:
                 style = self._paramstyle or ""
                 given = {"after": self._after} if style in ("pyformat", "named") else (self._after,)
+                if style in ("pyformat", "format"):
+                    rows = rows.replace("%", "%%")  # with parameters, these drivers read every % as one
                 cursor.execute(f"{rows} WHERE {self._column} > {_PARAMETERS[style]} ORDER BY {self._column}", given)
         except Exception as error:  # DB-API has a class of errors for each driver
             raise SourceError(
@@ -167,5 +169,10 @@ def _sqlite(path: str | Path) -> Callable[[], sqlite3.Connection]:
 
 
 def _style(connection: Any) -> str:
-    module = sys.modules.get(type(connection).__module__.partition(".")[0])
-    return str(getattr(module, "paramstyle", "qmark"))
+    """What the driver's module declares: the package of the connection's class, or one around it."""
+    name = type(connection).__module__
+    while name:
+        if (found := getattr(sys.modules.get(name), "paramstyle", None)) is not None:
+            return str(found)
+        name = name.rpartition(".")[0]
+    return "qmark"

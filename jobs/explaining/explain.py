@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import END_OF_FLOW, Flow
+from aggregations.errors import RunRefusedError
 from aggregations.report import Report
 from aggregations.run.border import check_whole
 from aggregations.run.common import common
@@ -20,7 +21,7 @@ from aggregations.run.run import Run
 from envelope import Lineage, Node, Reason, Standing
 from envelope.deadletter import PREFIX, own_headers
 from jobs.dead_letters.letters import StoredDeadLetter
-from jobs.environment import NotThereError, UsageError
+from jobs.environment import NotThereError
 from jobs.explaining.copies import Events, Near, Read, around, letter_of
 from jobs.explaining.elements import Elements
 from jobs.explaining.evidence import DeadLetters, Evidence, Progress, is_listed
@@ -79,14 +80,15 @@ def explain(
 
     Raises:
         NotThereError: No record has these coordinates, or the topics do not have a range.
-        UsageError: A range is malformed, or the flow has tables.
+        UsageError: A range is malformed.
+        RunRefusedError: The flow has tables.
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer, or a state is damaged.
     """
     if flow.tables:
-        raise UsageError(
-            f"flow {flow.name}: explain does not follow records through lookup(); inspect shows the states, and trace "
-            "the records"
+        raise RunRefusedError(
+            f"flow {flow.name}: explain does not follow records through lookup(): which row a record found is not known any "
+            "more. inspect shows the states, trace the records, and audit compares both"
         )
     with closing(Reader(kafka)) as reader:
         if isinstance(record, Place) and record.topic in flow.topics:

@@ -40,7 +40,7 @@ class Judged(NamedTuple):
     exact: bool = False
 
 
-class _Nobody:
+class Nobody:
     """Collects nothing."""
 
     def unread(self, own: Node, error: EnvelopeError, *, again: bool = True) -> None: ...
@@ -71,7 +71,7 @@ def judged_again(
     Returns:
         By stage; without the stages that it does not reach.
     """
-    loop = MessageLoop(flow, Ledger(flow.name), topic_ids, _Nobody(), Report(), 1)
+    loop = MessageLoop(flow, Ledger(flow.name), topic_ids, Nobody(), Report(), 1)
     applied, found = loop.read(records), dict[str, Judged]()
     for stage in flow.stages:
         if not isinstance(stage.aggregate.fold, Judging):

@@ -5,10 +5,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from jobs.cli.errors import Exit
 from persistence.errors import Terminal, Transient
 from persistence.manifest import Manifest
 from persistence.protocol import Stored, Write
 from persistence.redis import open_store, preflight
+from tests.support.cli import run
 from tests.support.redis_server import DURABLE, encrypted, server, until, value_in
 from tests.support.stores import begun
 
@@ -198,3 +200,29 @@ def test_what_is_sent_again_waits_again_although_the_primary_has_it(replicated, 
     patient.save_manifest(flow, manifest)
     assert replica.client.hget(f"hw:{{{stage.flow}:1}}", "manifest_head") == b"9 0"
     patient.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "inspect jobs.demo.flow:flow --stage carrier",
+        "inspect jobs.demo.flow:flow --stage carrier --key UA",
+        "audit jobs.demo.flow:flow",
+        "snapshot jobs.demo.flow:flow --to file",
+        "replay jobs.demo.flow:flow",
+    ],
+)
+def test_a_user_without_the_right_to_read_is_told_so_in_one_line(words, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEADWATER_KAFKA_BOOTSTRAP", "127.0.0.1:1")
+    with server(*DURABLE) as valkey:
+        valkey.client.execute_command("ACL", "SETUSER", "nobody", "on", ">hunter2", "~*", "+ping", "+info", "+hello")
+        (tmp_path / "password").write_text("hunter2")
+        url = f"redis://nobody@127.0.0.1:{valkey.port}?password_file={tmp_path}/password"
+        assert run(monkeypatch, *words.split(), "--store", url) == Exit.FAILED
+        [line] = [one for one in capsys.readouterr().err.splitlines() if one.startswith("headwater: ")]
+        assert "the user may not run a command or access a key (NOPERM)" in line
+        assert "Grant it +@read" in line
+        assert "hunter2" not in line
+        assert sorted(one.name for one in tmp_path.iterdir()) == ["password"]
+        assert valkey.client.dbsize() == 0

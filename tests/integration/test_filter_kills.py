@@ -84,8 +84,8 @@ def test_a_run_that_is_killed_at_every_step_folds_what_the_filter_alone_passes_o
 
 @pytest.mark.spark
 @pytest.mark.kills
-@pytest.mark.parametrize("kind", ["session", "changed key", "own class"])
-def test_a_run_on_spark_that_is_killed_at_every_step_folds_what_the_filter_alone_passes_on(
+@pytest.mark.parametrize("kind", ["session", "changed key"])
+def test_a_run_on_spark_that_is_killed_at_every_write_folds_what_the_filter_alone_passes_on(
     world: World, kind: str, urls: dict[str, str], jvm: Jvm
 ) -> None:
     killed_at_every_step(world, kind, urls, jvm)
@@ -95,6 +95,8 @@ def killed_at_every_step(world: World, kind: str, urls: dict[str, str], jvm: Jvm
     flow, accept = filtered(world.topic, kind), ONE_NODE if "cassandra" in urls["filter"] else []
     names = ["filter"] if urls["filter"] == urls["incident"] else ["filter", "incident"]
     faults = commit_faults(flow, names)
+    if jvm:  # a run on Spark takes ten times as long: what writes nothing is killed without Spark only
+        faults = [fault for fault in faults if fault.point.startswith(("persist", "manifest"))]
     if flow.repeats_batches:
         faults += [Fault(LEDGER, end) for end in (FaultOutcome.BEFORE, FaultOutcome.AFTER)]
     runs: list[Run] = []

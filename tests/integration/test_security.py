@@ -5,20 +5,25 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType
 
+from aggregations.local import run_local
 from aggregations.run.binding import bind
 from jobs import views
+from jobs.cli.errors import Exit
 from jobs.stack import topics
 from persistence.compaction import compaction
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, TopicMissing, Topics
+from persistence.protocol import FlowRef
+from persistence.registry import open_store
 from tests.messages import Leg
+from tests.support.cli import run as in_process
 from tests.support.flows import fleet, totals
 from tests.support.secured_kafka import SecuredKafka, certificate, encrypted, secured_kafka
 from tests.support.spark import FAST
@@ -257,6 +262,92 @@ def test_a_denied_topic_is_named_with_the_right_that_is_missing(
         assert wanted in the_line(said)
         assert "kafka-acls" in the_line(said)
         assert PASSWORD not in said
+
+
+@dataclass
+class Denied:
+    """A flow that has run, and how a user who lacks a right runs a command on it."""
+
+    url: str
+    run: Callable[..., int]
+
+    def kept(self) -> tuple[object, ...]:
+        """The states, and the epoch."""
+        with closing(open_store(self.url)) as store:
+            states = [[*store.scan(FlowRef("fleet").stage(name))] for name in ("aircraft", "carrier")]
+            return states, store.load_manifest(FlowRef("fleet")), store.installed_epoch(FlowRef("fleet"))
+
+
+@pytest.fixture
+def denied(broker: SecuredKafka, password: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Denied:
+    """Two legs were folded, and one is a dead letter."""
+    inside, url = KafkaSettings(broker.inside), f"sqlite:///{tmp_path}/states.db"
+    for name in (READ, REJECTED):
+        if Topics(inside).missing([name]):
+            topics.create(broker.inside, name, 1)
+    flow = fleet(READ, "messages")
+    with AcknowledgedProducer(inside) as producer:
+        for one in map(alone, [*legs(5), Leg(tail="N1", carrier="broken", minutes=5)]):
+            producer.send(READ, one.value, one.key)
+        producer.flush()
+    run_local(flow, kafka=inside, stores=bind(flow, {}, url), dead_letters=REJECTED, until_caught_up=True)
+    (tmp_path / "denied.py").write_text(
+        f"from tests.support.flows import fleet\n\nflow = fleet({READ!r}, 'messages')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "denied", raising=False)
+
+    def run(user: str, words: str) -> int:
+        for name, value in broker.environment(user, password).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("HEADWATER_STORE", url)
+        return in_process(monkeypatch, *words.split())
+
+    return Denied(url, run)
+
+
+READ, REJECTED = "fleet.read", "fleet.rejected"
+NO_READ = (
+    f"explain denied:flow {READ}:0:0",
+    "explain denied:flow --event-id e1",
+    "blame denied:flow",
+    f"trace {READ}:0:0",
+    "audit denied:flow",
+    "rehearse denied:flow --against denied:flow",
+    "replay denied:flow --apply --runner local --reason why",
+    "replay denied:flow --stage carrier --key UA --apply --reason why",
+    "plan denied:flow",
+    f"redrive --from {REJECTED}",
+    f"discard denied:flow --from {REJECTED} --apply",
+)
+
+
+@pytest.mark.parametrize("words", NO_READ)
+def test_a_command_that_may_not_read_a_topic_names_it_and_the_right_and_changes_nothing(
+    words: str, denied: Denied, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = denied.kept()
+    assert denied.run(WRITER, words) == Exit.FAILED
+    line = the_line(capsys.readouterr().err)
+    assert f"topic {REJECTED if '--from' in words else READ}: this user may not read it. Grant it Read" in line
+    assert "kafka-acls" in line
+    assert denied.kept() == before
+
+
+def test_a_redrive_that_may_not_write_and_a_journal_that_may_not_be_written_name_topic_and_right(
+    denied: Denied, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = denied.kept()
+    for words, name in (
+        (f"redrive --from {REJECTED} --apply", READ),
+        (f"run denied:flow --runner local --until-caught-up --journal {IN}", IN),
+    ):
+        assert denied.run(READER, words) == Exit.FAILED
+        line = the_line(capsys.readouterr().err)
+        assert f"topic {name}: this user may not write it. Grant it Write" in line
+        assert "kafka-acls" in line
+    assert denied.kept() == before
 
 
 def test_a_topic_that_may_not_be_seen_and_a_group_that_may_not_be_used_are_refused_by_name(

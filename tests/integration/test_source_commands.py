@@ -89,8 +89,8 @@ def command(line: Line, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_describe_shows_both_topics_and_where_they_meet(line: Line, command: Callable[..., Any]) -> None:
     [found] = command("describe")
     assert [(step["step"], step["what"]) for step in found["steps"][:3]] == [
-        ("source", line.ready),
-        ("source", line.results),
+        ("source", f"{line.ready}, without envelopes"),
+        ("source", f"{line.results}, without envelopes"),
         ("merge", f"{line.ready}, {line.results}"),
     ]
 

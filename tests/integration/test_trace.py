@@ -89,5 +89,5 @@ def test_a_record_that_does_not_exist_is_refused(chain: Chain, trace: Callable[.
         ("no-such-topic:0:0", "there is no such topic. Correct its name"),
     ):
         code, out, err = trace(record)
-        assert (code, out) == (2, "")
+        assert (code, out) == (3, "")
         assert err.startswith(f"headwater: {record}: {why}")

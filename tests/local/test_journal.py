@@ -11,6 +11,7 @@ from aggregations.engine import journal as module
 from aggregations.report import Report
 from envelope import Envelope, encode
 from jobs import Outcome, Place, explain
+from jobs.cli.errors import Exit
 from persistence.commit.faults import Fault, Injector, use
 from tests.support.cli import run as headwater
 from tests.support.flows import filtered, fleet
@@ -160,7 +161,7 @@ def test_explain_says_that_the_journal_has_no_entry_any_more_or_that_it_does_not
     (tmp_path / "journaled.py").write_text(f"from tests.support.flows import fleet\nflow = fleet({world.topic!r})\n")
     monkeypatch.syspath_prepend(tmp_path)
     words = ["--journal", journal, "--bootstrap", world.settings.bootstrap, "--store", world.stores(flow)["aircraft"]]
-    assert headwater(monkeypatch, "explain", "journaled:flow", str(place), *words) == 1
+    assert headwater(monkeypatch, "explain", "journaled:flow", str(place), *words) == Exit.REFUSED
     [said] = capsys.readouterr().err.splitlines()
     assert said.startswith(
         f"headwater: topic {journal}: Broker: Unknown topic or partition. Create the topic, or correct"

@@ -6,7 +6,19 @@ from random import Random
 from aggregations.definition.flow import END_OF_FLOW
 from envelope.dedup.eviction import LANES
 from tests.simulation.functions import OUT
-from tests.simulation.topology import FINAL, OVER_PARTITIONS, SECOND, Processor, Spec, StageSpec
+from tests.simulation.topology import (
+    CHANGED_KEY,
+    FINAL,
+    ONE_TOPIC,
+    OVER_PARTITIONS,
+    SECOND,
+    SHORT,
+    SPANNING,
+    SPREAD_IDS,
+    Processor,
+    Spec,
+    StageSpec,
+)
 
 _DISORDER = 512
 """A history large enough for any disorder in a world."""
@@ -126,7 +138,22 @@ def _draw_filter(random: Random, spec: Spec) -> Spec:
     # A service that lags sends a copy to another partition than the event, if its target has grown in between.
     local = [] if spec.growth and spec.processors else ["event id", "interval"]
     kinds = [*local, *spanning, *numbered]
-    return replace(spec, deduplicates=random.choice(kinds)) if kinds else spec
+    return replace(spec, deduplicates=_variant(random, spec, random.choice(kinds))) if kinds else spec
+
+
+def _variant(random: Random, spec: Spec, kind: str) -> str:
+    """A filter of the drawn kind, or in some of the worlds one with other options."""
+    apart = Random()
+    apart.setstate(random.getstate())  # what is drawn after it stays as it is
+    single = not spec.growth and not spec.second
+    of_ids = [ONE_TOPIC] if spec.second else ["event id by key"] if single else []
+    numbered = ["sequence by key", SHORT] if single else [SHORT]
+    others = {
+        OVER_PARTITIONS: [CHANGED_KEY, SPREAD_IDS],
+        **dict.fromkeys(["event id", "interval"], of_ids),
+        **dict.fromkeys(_NUMBERED, numbered),
+    }.get(kind, [])
+    return apart.choice(others) if others and apart.random() < (0.7 if spec.second else 0.3) else kind
 
 
 def _draw_service_filters(random: Random, spec: Spec) -> Spec:
@@ -147,7 +174,7 @@ def _draw_service_filters(random: Random, spec: Spec) -> Spec:
 
 def _draw_repairs(random: Random, spec: Spec) -> Spec:
     """Let states of some worlds be spoiled and mended; which of two duplicates a filter passes on must be known."""
-    return replace(spec, repairs=spec.folds and spec.deduplicates != OVER_PARTITIONS and random.random() < 0.3)
+    return replace(spec, repairs=spec.folds and spec.deduplicates not in SPANNING and random.random() < 0.3)
 
 
 def _draw_rebuilds(random: Random, spec: Spec) -> Spec:

@@ -19,7 +19,7 @@ from tests.simulation.oracle import Violation
 from tests.simulation.rebuilds import rebuild
 from tests.simulation.repairs import repair
 from tests.simulation.service import Service
-from tests.simulation.topology import FINAL, FLOW, OVER_PARTITIONS, Spec
+from tests.simulation.topology import FINAL, FLOW, SPANNING, Spec
 from tests.simulation.world import World
 
 _MOST_PARTITIONS, _MOST_DRAINED = 6, 4
@@ -64,7 +64,7 @@ def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
         "back": not spec.deduplicates,
         # If a flow that lost its stores publishes a message again, and an operator asserts it is new, its readers fold it.
         # A filter over all partitions, whose store went back by several batches, would pass on others of two duplicates.
-        **dict.fromkeys(["snapshot", "restore"], spec.audit != OUT and spec.deduplicates != OVER_PARTITIONS),
+        **dict.fromkeys(["snapshot", "restore"], spec.audit != OUT and spec.deduplicates not in SPANNING),
     }
     weights = [weight * possible.get(kind, True) for kind, (weight, _) in KINDS.items()]
     kinds = random.choices(list(KINDS), weights, k=steps)

@@ -12,9 +12,9 @@ from tests.simulation.faults import ENDS, Script
 from tests.simulation.schedules import run
 from tests.simulation.shrink import outcome
 from tests.simulation.steps import draw_world
-from tests.simulation.topology import FILTERS, FINAL, OVER_PARTITIONS, Processor, Spec, StageSpec
+from tests.simulation.topology import BY_KEY, FILTERS, FINAL, ONE_TOPIC, SHORT, SPANNING, Processor, Spec, StageSpec
 
-KINDS = [kind for kind in FILTERS if kind != OVER_PARTITIONS]
+KINDS = [kind for kind in FILTERS if kind not in (*SPANNING, *BY_KEY, ONE_TOPIC, SHORT)]
 WORLD = 2
 """Of its three events at least one is written twice."""
 

@@ -11,12 +11,16 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from envelope.filters import (
+    Beyond,
+    DedupPolicy,
     EventIdFilter,
     ProducerFilter,
+    Scope,
     SequenceFilter,
     SessionWindows,
     TimeWindows,
     deduplicate,
+    deduplicate_by_key,
     deduplicate_by_key_value,
     distinct,
     from_value,
@@ -45,14 +49,32 @@ FLOW = "simulated"
 _FILTER = "once"
 _YEAR = timedelta(days=365)
 OVER_PARTITIONS = "over partitions"
-"""A filter that recognises what a producer writes again into any partition; only in flows."""
+CHANGED_KEY = "changed key"
+SPREAD_IDS = "event id over partitions"
+SPANNING = (OVER_PARTITIONS, CHANGED_KEY, SPREAD_IDS)
+"""Filters that recognise what a producer writes again into any partition; only in flows."""
+BY_KEY = ("event id by key", "sequence by key")
+"""Filters with a state for each key; only in flows."""
+ONE_TOPIC = "event id of one topic"
+"""A filter that judges `FINAL` only, and not `SECOND`."""
+SHORT = "short horizon"
+"""A filter that remembers two ids."""
 FILTERS: Mapping[str, Any] = {
     "event id": EventIdFilter(from_value("id"), horizon=_YEAR, name=_FILTER),
     "interval": deduplicate_by_key_value(from_value("id"), _YEAR, name=_FILTER),
     "sequence": SequenceFilter(from_value("n"), name=_FILTER),
     "producer": ProducerFilter(name=_FILTER),
-    # The number is the time: each event has a window, or a session, of its own.
     OVER_PARTITIONS: deduplicate(from_value("id"), _YEAR, partitions=2, name=_FILTER),
+    CHANGED_KEY: deduplicate_by_key(_YEAR, key=from_value("id"), partitions=2, name=_FILTER),
+    SPREAD_IDS: EventIdFilter(from_value("id"), horizon=_YEAR, partitions=2, name=_FILTER),
+    "event id by key": EventIdFilter(from_value("id"), horizon=_YEAR, scope_by=Scope.KEY, name=_FILTER),
+    "sequence by key": SequenceFilter(from_value("n"), scope_by=Scope.KEY, name=_FILTER),
+    ONE_TOPIC: EventIdFilter(from_value("id"), horizon=_YEAR, name=_FILTER),
+    # The number is the time. Numbers ascend, so what is at or below the floor is a copy.
+    SHORT: EventIdFilter(
+        from_value("id"), timedelta(0), limit=2, beyond=Beyond.DROP, time=from_value("n"), name=_FILTER
+    ),
+    # Each event has a window, or a session, of its own.
     "distinct": distinct(TimeWindows(timedelta(milliseconds=1), grace=_YEAR), time=from_value("n"), name=_FILTER),
     "sessions": distinct(SessionWindows(timedelta(0), grace=_YEAR), time=from_value("n"), name=_FILTER),
 }
@@ -253,7 +275,9 @@ class Spec:
         if self.filters:
             flow = flow.filter(kept_element)
         if self.deduplicates:
-            flow = flow.deduplicate(FILTERS[self.deduplicates], history=self.history, lanes=self.lanes)
+            policy = DedupPolicy(default=True, topics={SECOND: self.deduplicates != ONE_TOPIC})
+            rule = FILTERS[self.deduplicates]
+            flow = flow.deduplicate(rule, policy=policy, history=self.history, lanes=self.lanes)
         for stage in self.stages:
             refuse, bad = Refuse(stage.bad_in_front), Marked(stage.bad_in_front)
             if stage.flat:
@@ -296,12 +320,13 @@ class Spec:
 
     def twice(self, topic: str, payload: Payload) -> bool:
         """Whether a producer writes an event of a topic twice: if all that read it, or the flow, have a filter."""
-        filtered = bool(self.deduplicates) or topic in self.filtered_roots
+        judged = self.deduplicates != ONE_TOPIC or topic != SECOND
+        filtered = (bool(self.deduplicates) and judged) or topic in self.filtered_roots
         return filtered and digest(payload["id"], "twice") % 3 == 0
 
     def partition_of_copy(self, payload: Payload) -> int | None:
         """Where a producer writes an event again; None for the key's partition."""
-        return digest(payload["id"], "again") if self.deduplicates == OVER_PARTITIONS else None
+        return digest(payload["id"], "again") if self.deduplicates in SPANNING else None
 
     @cached_property
     def filtered_roots(self) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import uuid
 from collections.abc import Iterator
 from datetime import UTC
 from pathlib import Path
@@ -16,6 +17,7 @@ from aggregations.definition.flow import Flow
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
 from jobs import StatesSource, states
+from persistence.registry import apply_schema
 from tests.support import states_flow
 from tests.support.redis_server import DURABLE, server
 
@@ -37,9 +39,18 @@ def redis() -> Iterator[str]:
         yield f"{running.url}?buckets=3"
 
 
-@pytest.fixture(params=["sqlite", "lmdb", "redis"])
+@pytest.fixture(scope="module")
+def cassandra(cassandra_url: str) -> str:
+    url = f"{cassandra_url}/states_{uuid.uuid4().hex[:12]}?buckets=3"
+    apply_schema(f"{url}&replication=1")
+    return url
+
+
+@pytest.fixture(params=["sqlite", "lmdb", "redis", "cassandra"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return request.getfixturevalue("redis") if request.param == "redis" else f"{request.param}://{tmp_path}/states"
+    if request.param in ("redis", "cassandra"):
+        return str(request.getfixturevalue(request.param))
+    return f"{request.param}://{tmp_path}/states"
 
 
 def fill(flow: Flow, store: str, shops: int, sales: int = 2, begin: int = 0) -> None:
@@ -68,7 +79,7 @@ def test_the_rows_are_those_of_states_whatever_the_store_and_one_task_reads_each
         for row in rows
     ]
     assert alike == expected.sort("_key").to_dicts()
-    assert found.rdd.getNumPartitions() == {"sqlite": 1, "lmdb": 4, "redis": 3}[store.partition(":")[0]]
+    assert found.rdd.getNumPartitions() == {"sqlite": 1, "lmdb": 4, "redis": 3, "cassandra": 3}[store.partition(":")[0]]
 
 
 def test_sql_reads_a_view_of_it(sql: SparkSession, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ the comment as unused, and the check fails.
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
 from typing import Any, assert_type
 
 import polars as pl
@@ -42,6 +43,7 @@ from aggregations import (
     total,
     tumbling,
     variance,
+    window_columns,
 )
 from envelope import (
     Decision,
@@ -59,6 +61,7 @@ from envelope import (
     decode,
     encode,
 )
+from envelope.filters import DedupPolicy, SequenceFilter, TimeWindows, distinct, from_value
 from jobs import States, View, kafka, states
 from jobs.republish import (
     PASS,
@@ -75,9 +78,9 @@ from jobs.republish import (
     Wrapping,
     identity,
 )
-from persistence import FlowRef, StateStore, Stored, Write, open_store
+from persistence import FlowRef, StateStore, Stored, Write, filter_states, open_store
 from persistence.contract import StoreContract
-from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
+from persistence.kafka import AcknowledgedProducer, DeduplicatingWriter, KafkaSettings, Topics
 
 # Flows.
 
@@ -307,3 +310,19 @@ class TestMine(StoreContract):
     @pytest.fixture
     def store_url(self, tmp_path: Any) -> str:
         return f"mine://{tmp_path}"
+
+
+# Filters.
+
+ascending = SequenceFilter(from_value("n"))
+policy = DedupPolicy(default=True, namespaces={"test.": False})
+assert_type(orders.deduplicate(ascending, policy=policy), Flow[Mapping[str, Any]])
+orders.deduplicate(ascending, policy={"orders": True})  # type: ignore[arg-type]
+assert_type(window_columns(distinct(TimeWindows(timedelta(hours=1)))), dict[str, pl.Expr])
+assert_type(dict(filter_states(ascending, "memory://filters")), dict[bytes, Any])
+
+
+def write(settings: KafkaSettings) -> list[Verdict]:
+    with DeduplicatingWriter("gateway", ["orders"], settings, "memory://snapshots", policy=policy) as writer:
+        writer.write("orders", [b"payload"])  # type: ignore[list-item]
+        return writer.write("orders", [Envelope(b"payload", producer="till", sequence=1)])

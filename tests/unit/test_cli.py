@@ -340,7 +340,8 @@ def test_describe_draws_the_flow(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     said = capsys.readouterr()
     told = json.loads(said.out)
     assert (told["flow"], said.err) == ("flights", "")
-    assert told["steps"][0] == {"step": "source", "what": "flights.legs", "path": "", "branch": ""}
+    source = {"step": "source", "what": "flights.legs, tombstones dead_letter", "path": "", "branch": ""}
+    assert told["steps"][0] == source
     assert [one["path"] for one in told["steps"]].count("vectorised") == 4
     assert {"name": "generation", "value": "live", "origin": "default"} in told["settings"]
 

@@ -1,14 +1,19 @@
-"""Sources of a copy that cannot be opened."""
+"""Sources of a copy: what cannot be opened is named, and a query runs on any driver."""
 
+import json
 import sqlite3
+import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from envelope import decode
 from jobs.copying import FileLines, QueryRows
 from jobs.copying.source import SourceError, Task
 from persistence.kafka import KafkaSettings
+from tests.support.dbapi import STYLES, driver
 
 TASK = Task("shop", "sales", 1_000_000, None, 0, until_caught_up=True, settings=KafkaSettings("127.0.0.1:1"))
 
@@ -32,3 +37,44 @@ def test_a_file_that_does_not_exist_is_named_with_the_remedy(tmp_path: Path) -> 
     path = tmp_path / "none.log"
     with pytest.raises(SourceError, match=rf"{path}: No such file or directory\. Correct its name"):
         FileLines(path).open(TASK, None)
+
+
+@pytest.fixture
+def sales(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("CREATE TABLE sales (number INTEGER, till TEXT)")
+        rows = [(1, "a%"), (2, "a%"), (3, "b"), (4, "a%"), (7, "a%")]
+        database.executemany("INSERT INTO sales VALUES (?, ?)", rows)
+    return path
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["named by the user", "found at the driver"])
+@pytest.mark.parametrize("style", STYLES)
+def test_a_query_continues_after_its_position_on_a_driver_of_any_style(
+    style: str, given: bool, sales: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, connect = driver(style, sales)
+    if not given:
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    query = "SELECT * FROM sales WHERE till LIKE 'a%' AND number % 5 <> 2"
+
+    def rows(position: Any, most: int) -> tuple[list[int], Any]:
+        source = QueryRows(connect, query, "number", key="till", paramstyle=style if given else None)
+        source.open(TASK, position)
+        with closing(source):
+            read = source.read(most)
+            return [json.loads(decode(one.value).payload)["number"] for one in read.outputs], source.position
+
+    first, position = rows(None, 1)
+    rest, position = rows(position, 10)
+    assert (first, rest, position) == ([1], [4], {"column": "number", "after": 4, "rows": 2})
+    with closing(sqlite3.connect(sales)) as database, database:
+        database.execute("INSERT INTO sales VALUES (8, 'a%')")
+    assert rows(position, 10)[0] == [8]
+
+
+def test_a_style_that_python_does_not_know_is_refused_with_those_that_it_knows(sales: Path) -> None:
+    _, connect = driver("dollar", sales)
+    with pytest.raises(SourceError, match=r"unknown paramstyle dollar\. Give one of qmark, format"):
+        QueryRows(connect, "SELECT * FROM sales", "number", paramstyle="dollar").open(TASK, None)

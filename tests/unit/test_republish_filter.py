@@ -63,8 +63,10 @@ class Member:
         self._processor = Processor(identity, via="r", source=source, targets={"out": 1 << 20})
         self.filter.begin(self.parts)
 
-    def verdict(self, offset: int, value: bytes, *, time: int = 0, **facts: Any) -> tuple[Verdict, bool]:
-        record = InputRecord("in", 0, offset, b"k", value, timestamp_ms=time, topic_id="id", **facts)
+    def verdict(
+        self, offset: int, value: bytes, *, key: bytes = b"k", time: int = 0, **facts: Any
+    ) -> tuple[Verdict, bool]:
+        record = InputRecord("in", 0, offset, key, value, timestamp_ms=time, topic_id="id", **facts)
         self._processor.open(record)
         ruling = self.filter.judge(record)
         return ruling.verdict, ruling.forward
@@ -226,6 +228,21 @@ def test_a_member_that_was_suspended_since_the_topic_was_created_again_leaves_th
     with pytest.raises(TopicReplaced, match="in:0 belongs to a topic that was deleted and created again"):
         Member(NUMBERS, store, topic_id="old", current="new")
     assert Member(NUMBERS, store, topic_id="new").numbers(2, 3, start=2) == ["duplicate", "accepted"]
+
+
+def test_a_republisher_warns_once_of_a_partition_whose_keys_are_the_sequence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = fresh_store()
+    member = Member(NUMBERS, store)
+    for offset in range(20):
+        assert member.verdict(offset, b'{"n": %d}' % offset, key=b"order-%d" % offset) == (Verdict.ACCEPTED, True)
+    [said] = caplog.messages
+    assert said.startswith("in:0: filter sequence: the keys of the last 8 records contain their sequence numbers. ")
+    member.save()
+    again = Member(NUMBERS, store)
+    again.verdict(20, b'{"n": 20}', key=b"order-20")
+    assert len(caplog.messages) == 1, "the state remembers that it has warned"
 
 
 def test_a_policy_names_the_topics_that_the_filter_judges() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from aggregations.per_message import judging
 from aggregations.run import memory
 from envelope import Verdict
-from envelope.filters.arrival import ACCEPTED
+from envelope.filters.arrival import ACCEPTED, place_of
 from envelope.filters.distinct import DistinctSession, DistinctTumbling, Sessions, SessionState, TumblingState
 from envelope.filters.event_ids import EventIdFilter
 from envelope.filters.index import TimeIndex
@@ -19,7 +19,17 @@ from jobs.republish.worker import Worker
 from persistence.errors import Conflict
 from persistence.kept import KeptValues
 from tests.simulation.patch import Patch, original
-from tests.simulation.topology import OVER_PARTITIONS, Processor, Spec
+from tests.simulation.topology import (
+    BY_KEY,
+    CHANGED_KEY,
+    ONE_TOPIC,
+    OVER_PARTITIONS,
+    SHORT,
+    SPANNING,
+    SPREAD_IDS,
+    Processor,
+    Spec,
+)
 
 _judge = original(EventIdFilter, "judge")
 _dump = original(TimeIndex, "dump")
@@ -28,6 +38,9 @@ _sequence = original(SequenceFilter, "judge")
 _number = original(ProducerFilter, "dump")
 _finish = original(Worker, "finish")
 _save = original(KeptValues, "save")
+_load_ids = original(EventIdFilter, "load")
+_IN_FLOWS = (*SPANNING, *BY_KEY, SHORT, ONE_TOPIC)
+"""Filters that no simulated republisher has."""
 
 
 def _passes_all(self: EventIdFilter, state: Any, arrival: Any) -> Any:
@@ -61,12 +74,31 @@ def _begins_anew(self: IntervalFilter, value: Any) -> IntervalState:
     return IntervalState(value["stream_time_ms"], TimeIndex())
 
 
+def _forgets(self: EventIdFilter | SequenceFilter, value: Any) -> Any:
+    return self.zero()
+
+
 def _closes_windows(self: DistinctTumbling, value: Any) -> TumblingState:
     return TumblingState(value["stream_time_ms"], TimeIndex())
 
 
 def _closes_sessions(self: DistinctSession, value: Any) -> SessionState:
     return SessionState(value["stream_time_ms"], Sessions({}))
+
+
+def _spread_by_partition(self: Any, arrival: Any) -> bytes:
+    return place_of(arrival).encode()
+
+
+def _without_a_floor(self: EventIdFilter, value: Any) -> Any:
+    return _load_ids(self, {**value, "floor_ms": None})
+
+
+def _drops_the_unjudged(*arguments: Any, **options: Any) -> Any:
+    made, stage = _judge_key(*arguments, **options), arguments[0]
+    arrivals = arguments[2]
+    made.emitted = {i: one for i, one in made.emitted.items() if arrivals[i].element.topic not in stage.fold.unjudged}
+    return made
 
 
 def _states_first(self: Worker, timeout: float | None = None) -> None:
@@ -117,6 +149,42 @@ _BY_FILTER: Mapping[str, Mapping[str, tuple[str, Sequence[Patch]]]] = {
             [(DistinctTumbling, "load", _closes_windows)],
         )
     },
+    CHANGED_KEY: {
+        "changed-key-is-not-spread": (
+            "a filter by a changed key has a state for each partition",
+            [(IntervalFilter, "scope", _spread_by_partition)],
+        )
+    },
+    SPREAD_IDS: {
+        "ids-are-not-spread": (
+            "a filter of ids over all partitions has a state for each partition",
+            [(EventIdFilter, "scope", _spread_by_partition)],
+        )
+    },
+    "sequence by key": {
+        "number-of-a-key-begins-with-each-batch": (
+            "a sequence filter by key forgets the number at the end of a batch",
+            [(SequenceFilter, "load", _forgets)],
+        )
+    },
+    "event id by key": {
+        "ids-of-a-key-begin-with-each-batch": (
+            "a filter of ids by key forgets them at the end of a batch",
+            [(EventIdFilter, "load", _forgets)],
+        )
+    },
+    SHORT: {
+        "floor-is-not-stored": (
+            "a filter of ids forgets up to which time it has forgotten some",
+            [(EventIdFilter, "load", _without_a_floor)],
+        )
+    },
+    ONE_TOPIC: {
+        "unjudged-topics-are-dropped": (
+            "elements of topics that a policy excludes are dropped",
+            [(judging, "_judge_key", _drops_the_unjudged)],
+        )
+    },
     OVER_PARTITIONS: {
         "batch-not-repeated": (
             "after a crash, a flow with a filter over all partitions begins with another batch",
@@ -150,7 +218,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
         f"service-{name}": (f"in a republisher: {text}", patches)
         for rule, bugs in _BY_FILTER.items()
         for name, (text, patches) in bugs.items()
-        if rule != OVER_PARTITIONS
+        if rule not in _IN_FLOWS
     },
     **_OF_SERVICES,
     "filter-state-not-continued": (
@@ -181,6 +249,6 @@ MATTERS: Mapping[str, Callable[[Spec], bool]] = {
         f"service-{name}": _service_has(rule)
         for rule, bugs in _BY_FILTER.items()
         for name in bugs
-        if rule != OVER_PARTITIONS
+        if rule not in _IN_FLOWS
     },
 }
