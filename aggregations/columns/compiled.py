@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 import numba
 from numba import types
 from numba.core import cgutils
+from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -99,7 +100,10 @@ def borrowed(array: Any) -> Any:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def copy_bytes(context: Any, target: Any, at: Any, source: Any, first: Any, count: Any) -> Any:
-    """Copy `count` bytes from `source[first:]` to `target[at:]`, which must not overlap; nothing is checked."""
+    """Copy `count` bytes from `source[first:]` to `target[at:]`, which must not overlap; these numbers are not checked."""
+    for array in (target, source):
+        if array.layout != "C" or array.dtype.bitwidth != 8:
+            raise TypingError(f"bytes without gaps are copied, not {array}")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         kinds = signature.args

@@ -52,7 +52,8 @@ def send_letters(found: Generations, generation: int, kafka: KafkaSettings) -> i
     ref = found.ref(generation)
     if dropping(found.stores[0], ref):
         raise RunRefusedError(
-            f"{ref}: an interrupted swap has begun to drop its dead letters. Drop all of them (--letters drop)"
+            f"{ref}: an interrupted swap has begun to drop its dead letters. Drop all of them (--letters drop), or "
+            "give up the rebuild with --abandon"
         )
     return _send_held(found, generation, kafka, LETTERS, held_letters)
 

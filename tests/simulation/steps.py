@@ -24,7 +24,6 @@ from tests.simulation.world import World
 
 _MOST_PARTITIONS, _MOST_DRAINED = 6, 4
 
-
 POINTS = ("persist", "load", "manifest", "publish", "persist", "dead_letter", "manifest", "epoch", "return", "offsets")
 """Kinds of effects of the engine; the most critical ones twice."""
 _EPOCH_EFFECTS = 5

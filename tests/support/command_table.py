@@ -18,7 +18,6 @@ from jobs.explaining.blame import Blame, Passage, Resent
 from jobs.explaining.outcome import Explanation, Outcome
 from jobs.republish.counts import Statistics
 from jobs.republish.source import Wrapping
-from jobs.stack import StackState
 from jobs.tracing import Found, Place, Step
 from jobs.views import View
 from persistence.kafka import KafkaSettings
@@ -99,9 +98,6 @@ LETTERS = {
 
 
 STORE = Option("--store carrier=sqlite://c.db", {"stores.carrier": "sqlite://c.db"})
-
-
-STACK = StackState(Path("local"))
 
 
 COMMANDS = {
@@ -355,31 +351,6 @@ COMMANDS = {
         "persistence.registry.apply_schema",
         [],
         {"url": Option("sqlite://b.db", {"url": "sqlite://b.db"}, without="sqlite://a.db"), "json": JSON},
-    ),
-    "headwater stack up": Command(
-        "stack up",
-        "jobs.stack.up",
-        STACK,
-        {
-            "kafka": Option("--no-kafka --redis", {"kafka": False, "redis": True}),
-            "redis": Option("--redis", {"redis": True}),
-            "cassandra": Option("--cassandra", {"cassandra": True}),
-            "heap": Option("--heap 256", {"heap_mb": 256}),
-            "root": Option("--root other", {"root": Path("other")}),
-            "json": JSON,
-        },
-    ),
-    "headwater stack down": Command(
-        "stack down",
-        "jobs.stack.down",
-        [],
-        {"root": Option("--root other", {"root": Path("other")}), "json": JSON},
-    ),
-    "headwater stack status": Command(
-        "stack status",
-        "jobs.stack.status",
-        STACK,
-        {"root": Option("--root other", {"root": Path("other")}), "json": JSON},
     ),
 }
 """By the words of the command; those in brackets say in which form it is called."""

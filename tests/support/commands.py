@@ -20,10 +20,11 @@ from tests.support.command_table import NOW, STACK_KAFKA, Command, Option
 from tests.support.command_table_backup import BACKUP
 from tests.support.command_table_refolding import REFOLDING
 from tests.support.command_table_replay import REPLAY, REPLAY_ELSEWHERE
+from tests.support.command_table_stack import STACK
 
 __all__ = ["COMMANDS", "ELSEWHERE", "IGNORED", "Calls", "Command", "Exact", "Option", "plant", "recorded_in"]
 
-COMMANDS = OTHERS | BACKUP | REFOLDING | REPLAY
+COMMANDS = OTHERS | BACKUP | REFOLDING | REPLAY | STACK
 ELSEWHERE = OTHERS_ELSEWHERE | REPLAY_ELSEWHERE
 
 
