@@ -14,6 +14,7 @@ import pytest
 
 from aggregations import Fields, Flow, Json, Topic, bind, count
 from aggregations.local import run_local
+from envelope import Envelope, Verdict
 from jobs import pointer_of
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from tests.support.republish import ROOT
@@ -86,6 +87,22 @@ def test_the_guide_to_producer_sessions(guide: Load, settings: KafkaSettings, to
     other = guide("producer-session.md", orders=name, **{"till-3": "till-4"})
     other["send_exclusively"](settings)
     assert (written(settings, name)[-1].producer in {"till-3", "till-4"}, len(written(settings, name))) == (True, 5)
+
+
+def test_the_guide_to_sequence_maps(
+    guide: Load, settings: KafkaSettings, topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    payments, orders = f"payments.{uuid.uuid4().hex}", f"orders-{uuid.uuid4().hex}"
+    for name in (payments, orders):
+        topics.create(name, 1)
+    names = {"payments.eu": payments, "orders": orders, "redis://states:6379": f"sqlite://{tmp_path}/snapshots"}
+    defined = guide("sequence-maps.md", **names, gateway=f"gateway-{uuid.uuid4().hex}")
+    sent = [Envelope(b"12.50", producer="till-7", sequence=number) for number in (7, 8, 8)]
+    for last, verdicts in ((None, ["accepted", "accepted", "duplicate"]), (8, ["duplicate"] * 3)):
+        defined["serve"]([sent], settings)
+        said = capsys.readouterr().out.splitlines()
+        assert said == [str(last), repr([Verdict(one) for one in verdicts])]
+    assert [one.sequence for one in written(settings, payments)] == [7, 8]
 
 
 def test_the_guide_to_copies(
