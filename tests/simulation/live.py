@@ -26,6 +26,7 @@ class Live:
 
     Attributes:
         ref: The flow and its live generation.
+        sent: What swaps have sent of what rebuilds held, by generation.
         held: Dead letters of a rebuild, and its runner, by generation and what distinguishes them.
     """
 
@@ -34,6 +35,7 @@ class Live:
         self._others: defaultdict[int, list[Record]] = defaultdict(list)
         self._replaced: dict[int, Any] = {}
         self.ref = FlowRef(FLOW)
+        self.sent: dict[int, set[str]] = {}
         self.held: dict[int, dict[Any, tuple[report.DeadLetter, MemoryRunner]]] = {}
 
     def take(self, letter: report.DeadLetter, runner: MemoryRunner) -> None:
@@ -78,6 +80,7 @@ class Live:
     def lost(self) -> None:
         """Note that all stores were emptied, or went back."""
         self._replaced.clear()
+        self.sent.clear()
 
     def _content(self, generation: int) -> Any:
         ref = FlowRef(FLOW, generation)

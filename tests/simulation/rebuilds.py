@@ -198,7 +198,7 @@ class Operator:
         """Send what was held, and check that it is everything that the live generation has published."""
         ref, store, world = found.ref(generation), found.stores[0], self.world
         outputs = effect(HELD, lambda: [*held_outputs(store, ref)])
-        sent = set()
+        sent = world.live.sent.setdefault(generation, set())  # a swap that died may have sent some
         for output in outputs:
             item, standing = published(output.value)
             sent.add(item)
