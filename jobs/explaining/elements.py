@@ -136,7 +136,7 @@ class Elements:
         evidence = self._evidence
         why = f"{reason.value}: {detail}"
         if evidence.has_letters and not evidence.letters:
-            why += "; the dead-letter topic does not have it any more"
+            why += "; the dead-letter topic does not have it: retention deleted it, or a swap dropped it"
         self._rows.append(AtStage(stage, Outcome.DEAD_LETTER, why, indices=indices, reason=reason))
 
     def turned_away(self, stage: str, rejection: RejectedElement) -> None:

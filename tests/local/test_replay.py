@@ -19,9 +19,11 @@ from aggregations.engine.group_offsets import GroupOffsets
 from aggregations.engine.held import HELD
 from aggregations.errors import DefinitionChangedError, RunRefusedError
 from jobs.dead_letters.redrive import redrive
+from jobs.explaining.explain import explain
 from jobs.replay import Swapped, abandon, plan_replay, pointer_of, rebuild, rollback, swap
 from jobs.replaying.generations import generations_of
 from jobs.replaying.results import Differences
+from jobs.tracing import Place
 from jobs.views import states
 from persistence.commit.faults import use
 from persistence.errors import Fenced
@@ -168,6 +170,10 @@ def test_dead_letters_of_a_rebuild_that_are_dropped_are_never_folded(site: Site)
     assert site.letters() == {1: 2}
     views = [view for stage in ("aircraft", "carrier") for view in world.views(site.old, stage).values()]
     assert not any(view.histories.holes for view in views)
+    letter, _ = world.dead_letters()[0]  # generation 1 has sent it
+    given = {"kafka": world.settings, "stores": world.stores(site.old), "dead_letters": world.dead}
+    [found] = explain(site.old, Place(letter.topic, letter.partition, letter.offset), **given)
+    assert found.why.endswith("the dead-letter topic does not have it: retention deleted it, or a swap dropped it")
     before = world.results(site.old, "carrier")
     redrive(world.settings, world.dead, apply=True)
     world.send(DEAD)
