@@ -25,11 +25,7 @@ from persistence.kafka import KafkaSettings
 from tests.support.filters import by_id
 
 FLOW = "jobs.demo.flow:flow"
-
-
 STACK_KAFKA = "127.0.0.1:20001"
-
-
 NOW = 1_000_000
 """Seconds since 1970, when a command asks."""
 
