@@ -69,12 +69,10 @@ def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
     weights = [weight * possible.get(kind, True) for kind, (weight, _) in KINDS.items()]
     kinds = random.choices(list(KINDS), weights, k=steps)
     made = [Step(kind, *(random.randrange(1 << 16) for _ in range(3))) for kind in kinds]
-    own = Random(f"repairs {seed}")
-    for _ in range(3 if spec.repairs else 0):
-        made.insert(own.randrange(len(made) + 1), Step("repair", *(own.randrange(1 << 16) for _ in range(3))))
-    own = Random(f"rebuilds {seed}")
-    for _ in range(3 if spec.rebuilds else 0):
-        made.insert(own.randrange(len(made) + 1), Step("rebuild", *(own.randrange(1 << 16) for _ in range(3))))
+    for kind, added in (("repair", spec.repairs), ("rebuild", spec.rebuilds)):
+        own = Random(f"{kind}s {seed}")
+        for _ in range(3 if added else 0):
+            made.insert(own.randrange(len(made) + 1), Step(kind, *(own.randrange(1 << 16) for _ in range(3))))
     return spec, made
 
 
