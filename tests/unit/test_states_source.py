@@ -7,7 +7,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from aggregations.errors import FlowError
 from jobs import StatesSource
-from jobs.environment import UsageError
+from jobs.environment import NotThereError, UsageError
 from jobs.loading import LoadError
 
 MODULE = "tests.support.states_flow"
@@ -19,7 +19,7 @@ MODULE = "tests.support.states_flow"
         ({"flow": "no_such:flow"}, LoadError, "there is no module no_such"),
         ({"flow": f"{MODULE}:nothing"}, LoadError, "has no 'nothing'"),
         ({"flow": ""}, LoadError, "write MODULE:NAME"),
-        ({"stage": "shops"}, FlowError, "has no stage 'shops'; it has shop"),
+        ({"stage": "shops"}, NotThereError, "has no stage 'shops'; it has shop"),
         ({"where": "hits > 1"}, FlowError, 'unable to find column "hits"'),
         ({"generation": "0"}, UsageError, "'0' is not a number above 0"),
         ({"histories": "yes"}, UsageError, "'yes' is neither true nor false"),
