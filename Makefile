@@ -15,7 +15,8 @@ READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest --no-header
 PACKAGES := envelope persistence aggregations jobs
 FAST := $(wildcard tests/unit tests/property tests/seeds)
-SLOW := $(wildcard tests/simulation tests/spark tests/local tests/integration tests/seeds tests/contract tests/golden tests/docs tests/packaging)
+SLOW := $(wildcard tests/simulation tests/spark tests/local tests/integration tests/contract tests/golden tests/docs tests/packaging) \
+  $(shell grep -ls 'mark.integration' tests/seeds/test_*.py)
 TLA := .headwater/tla-checker-0.24.0
 STUBS := envelope/v1/envelope:envelope demo/v1/leg:jobs/demo
 
