@@ -12,9 +12,19 @@ import msgspec
 from aggregations.definition.flow import Flow, Stage
 from aggregations.errors import RunRefusedError
 from aggregations.per_message.ledger import Ledger
+from aggregations.report import Report
 from aggregations.run.begin import look
 from aggregations.run.border import removed_by_stage
-from aggregations.run.mend import Mend, Mending, check_can_mend, check_waiting, chosen_states, mends_of, write_mends
+from aggregations.run.mend import (
+    Mend,
+    Mending,
+    check_can_mend,
+    check_proven,
+    check_waiting,
+    chosen_states,
+    mends_of,
+    write_mends,
+)
 from aggregations.run.run import Run
 from aggregations.run.snapshots import MendedSnapshot
 from aggregations.run.states import states_in
@@ -166,7 +176,7 @@ def mend(
             turns=turns,
         )
         with closing(look(flow, own, generation=run.ref.generation)) as folded:
-            found = Sides.of(run, folded, chosen, keys)
+            found = Sides.of(run, folded, report, chosen, keys)
         mends = found.mends(run.batch)
         published = 0
         if apply:
@@ -242,6 +252,7 @@ class Sides:
         live: The live states as stored, by key.
         folded: Those of the fold.
         listed: The ledger of the fold.
+        report: The counts of the fold.
         gone: Due time up to which states may have left either store, by stage, in seconds since 1970.
         old: The live states as readers see them.
         new: Those of the fold.
@@ -252,12 +263,13 @@ class Sides:
     live: Mapping[bytes, Stored]
     folded: Mapping[bytes, Stored]
     listed: Ledger
+    report: Report
     gone: Mapping[str, int]
     old: Sequence[Row]
     new: Sequence[Row]
 
     @classmethod
-    def of(cls, run: Run, folded: Run, stage: Stage, keys: Collection[bytes]) -> "Sides":
+    def of(cls, run: Run, folded: Run, report: Report, stage: Stage, keys: Collection[bytes]) -> "Sides":
         """Read them.
 
         Raises:
@@ -274,7 +286,7 @@ class Sides:
 
         met = set[bytes]()
         live, new = (chosen_states(one.stores[stage.name], one.stage_ref(stage), stage, keys) for one in (run, folded))
-        made = cls(run, stage, live, new, folded.ledger, gone, seen(live), seen(new))
+        made = cls(run, stage, live, new, folded.ledger, report, gone, seen(live), seen(new))
         check_met(list(keys), met)
         return made
 
@@ -282,7 +294,7 @@ class Sides:
         """What is done to them.
 
         Raises:
-            RunRefusedError: The history folds a dead letter that waits.
+            RunRefusedError: The history folds a dead letter that waits, or may not fold what the live states have.
         """
         live, folded = (
             states_in(side, self.run.stage_ref(self.stage), self.stage, None) for side in (self.live, self.folded)
@@ -291,6 +303,7 @@ class Sides:
         found = mends_of(self.stage, live, folded, differing=self._differing(), gone=gone, batch=batch)
         mended = {one.key: folded[one.key] for one in found if one.key in folded}
         if found:
+            check_proven(self.run.flow, self.stage, self.run.ledger, self.listed, self.report)
             check_waiting(self.run.flow, self.stage, self.run.ledger, self.listed, mended)
         return found
 

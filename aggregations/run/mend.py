@@ -29,11 +29,13 @@ from aggregations.errors import RunRefusedError
 from aggregations.per_message.ledger import Entry, Ledger
 from aggregations.per_message.stage import KeyState
 from aggregations.per_message.times import latest
+from aggregations.report import Report
 from aggregations.run.border import check_border, check_unchanged
 from aggregations.run.live import check_live
 from aggregations.run.run import Run
 from aggregations.run.snapshots import MendedSnapshot, mended_snapshots_of
 from aggregations.run.states import renewed_due, save_states
+from aggregations.run.unproven import stages_up_to, unproven_apart
 from envelope import Histories, Position
 from envelope.dedup.history import History
 from envelope.dedup.lanes import group_of, healed_lane, is_healed
@@ -238,8 +240,7 @@ def check_waiting(
     Raises:
         RunRefusedError: It does, and later stages would never get it.
     """
-    [part] = (one for one in flow.parts if stage.name in one.stage_names)
-    names = {one.name for one in part.stages if one.index <= stage.index}
+    names = stages_up_to(flow, stage)
     mine, theirs = (_entries(ledger, names) for ledger in (live, folded))
     found = [_folds(states, one) for one in mine - theirs]
     taken = found.count(True) or max(found.count(None) - len(theirs - mine), 0)
@@ -248,6 +249,28 @@ def check_waiting(
             f"flow {flow.name}: the history folds {taken} of the dead letters that wait to be redriven to stage {stage.name} "
             "or to one before it, and what follows the stage would never get them. Redrive them first (`headwater redrive`), "
             "and run the flow"
+        )
+
+
+def check_proven(flow: Flow[Any], stage: Stage, live: Ledger, folded: Ledger, report: Report) -> None:
+    """Check that the fold has folded what the live states may have folded, at a stage or before it. Pure.
+
+    Args:
+        flow: The flow.
+        stage: The stage that is mended.
+        live: The ledger of the live states.
+        folded: The ledger of the fold.
+        report: The counts of the fold.
+
+    Raises:
+        RunRefusedError: It has not: a mend would take events out of states.
+    """
+    if apart := unproven_apart(flow, [stage], live, folded, report):
+        raise RunRefusedError(
+            f"flow {flow.name}: the fold finds {apart} of the redriven or retried messages of stage {stage.name}, or of one "
+            "before it, unproven, and the live states may have folded them in batches that ended elsewhere. Begin with a "
+            "snapshot that was made since they were folded (--snapshot FILE), or rebuild the flow with "
+            "`headwater replay --apply`"
         )
 
 

@@ -175,6 +175,12 @@ def audit(
     say(f"{counted(result.folded.records, 'record')} folded, up to batch {result.batch}")
     if result.skipped:
         say(f"not compared: {', '.join(result.skipped)}: {result.unknown}")
+    if result.drifted and result.unproven:
+        say(
+            f"the differences may be no drift: the fold found {counted(result.unproven, 'redriven or retried message')} "
+            "unproven, and the live states may have folded them in batches that ended elsewhere. Begin with a snapshot "
+            "that was made since (--snapshot)"
+        )
     _end(result.comparison, differs=result.drifted)
 
 

@@ -13,6 +13,7 @@ from aggregations.run.begin import look
 from aggregations.run.border import check_border, check_unchanged, removed_by_stage
 from aggregations.run.live import live_generation
 from aggregations.run.run import Run
+from aggregations.run.unproven import unproven_apart
 from jobs.comparing import SAMPLE, Comparison, compare
 from jobs.explaining.log import Reader
 from jobs.refolding.begin import look_at_live, restored
@@ -46,6 +47,8 @@ class Audit:
         skipped: Stages that were not compared, because they are behind a lookup.
         comparison: Differences of the states: the old ones are the live ones.
         unknown: Why stages were skipped; empty if none was.
+        unproven: Number of redriven or retried messages that the fold found unproven, and that live states may have
+            folded in batches that ended elsewhere: differences may be due to these, and no drift.
     """
 
     flow: str
@@ -60,6 +63,7 @@ class Audit:
     skipped: tuple[str, ...]
     comparison: Comparison
     unknown: str = ""
+    unproven: int = 0
 
     @property
     def drifted(self) -> bool:
@@ -80,6 +84,7 @@ class Audit:
             "listed": list(self.listed),
             "skipped": list(self.skipped),
             "unknown": self.unknown,
+            "unproven": self.unproven,
             "stages": self.comparison.as_json(),
             "drifted": self.drifted,
         }
@@ -159,7 +164,7 @@ def audit(
                     "states may differ although nothing is wrong. Name the stages to compare them all the same (--stage)"
                 )
             copies = _copied(run, compared, directory / "live", progress)
-            removed = removed_by_stage(run)
+            removed, ledger = removed_by_stage(run), run.ledger
             check_unchanged(run, _WHAT)
         report = fold(
             flow,
@@ -183,6 +188,7 @@ def audit(
                 progress=lambda done, total: progress("states compared", done, total),
             )
             listed = _listed(manifest), _listed(folded.manifest)
+            unproven = unproven_apart(flow, map(flow.stage, compared), ledger, folded.ledger, report)
     check_met(keys, old.met | new.met)
     return Audit(
         flow.name,
@@ -197,6 +203,7 @@ def audit(
         tuple(skipped),
         comparison,
         "; ".join(unknown if skipped else ()),
+        unproven,
     )
 
 

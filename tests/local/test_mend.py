@@ -5,12 +5,14 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aggregations.definition.aggregates import count, total
+from aggregations.definition.element import Element
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
@@ -24,6 +26,7 @@ from jobs.backup import snapshot
 from jobs.dead_letters.discard import discard
 from jobs.dead_letters.redrive import redrive
 from jobs.mending import Mended, mend
+from jobs.refolding import fold as folding
 from jobs.replay import pointer_of, rebuild, rollback, swap
 from tests.messages import Leg
 from tests.support.flows import BROKEN, filtered, fleet, spending, totals
@@ -283,3 +286,31 @@ def test_a_topic_that_grows_has_to_be_read_first(world: World, monkeypatch: pyte
         mended(world, flow, "carrier", b"AA")
     monkeypatch.setattr(growth, "METADATA_MAX_AGE_SECONDS", 0)  # as if that time was over, and nothing had arrived
     assert mended(world, flow, "carrier", b"AA").mends == {b"AA": Mending.CHANGED}
+
+
+def test_what_the_fold_cannot_prove_is_left_in_the_states_and_an_audit_says_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(element: Element[Any]) -> Any:
+        if element["minutes"] == 4 and not element.chain[-1].pass_through:
+            raise ValueError
+        return element.value
+
+    flow = Flow("brief").source(Topic(world.topic, Leg)).map(damaged)
+    flow = flow.aggregate("aircraft", "tail", Fields(minutes=total("minutes")), history=2)
+    sent = [Leg(tail="N1", carrier="AA", minutes=minutes) for minutes in range(1, 22)]
+    world.send(republished(sent, [0, 6, 3]))  # the last one may be a copy
+    world.run(flow)
+    world.send(republished(sent, [9, 12, 15, 18]))
+    redrive(world.settings, world.dead, apply=True)
+    world.run(flow)
+    everything = {b"N1": {"minutes": sum(range(1, 22, 3))}}
+    assert world.results(flow, "aircraft") == everything
+    assert (audited(world, flow).drifted, audited(world, flow).unproven) == (False, 0)
+
+    monkeypatch.setattr(folding, "fold_range", partial(folding.fold_range, max_records=1))
+    found = audited(world, flow)
+    assert (found.drifted, found.unproven, found.folded.dead_letters["unproven"]) == (True, 1, 1)
+    with pytest.raises(RunRefusedError, match=r"finds 1 of the .* unproven"):
+        mended(world, flow, "aircraft", b"N1")
+    assert world.results(flow, "aircraft") == everything

@@ -59,7 +59,7 @@ def mend_all(live: MemoryRunner, truth: MemoryRunner, stage: str) -> dict[bytes,
     keys = {key if window is None else window.stage_key(key) for key in states}
     with closing(look(live.flow, live.run.urls)) as run:
         check_can_mend(run, MENDS)
-        mends = Sides.of(run, truth.run, chosen, keys).mends(run.batch)
+        mends = Sides.of(run, truth.run, truth.report, chosen, keys).mends(run.batch)
         apply_mends(run, chosen, mends, why="", publish=lambda _: None)
     return {one.key: one.mending.value for one in mends}
 

@@ -231,8 +231,10 @@ def _listed(dropped: Dropped) -> dict[tuple[str, str, str, int], set[int]]:
     }
 
 
-def redriven_record(flow: Flow[Any], dead: DeadLetter, offset: int, application: str = "") -> Record:
-    """A dead letter of a flow, or of another application, as an operator redrives it."""
+def redriven_record(
+    flow: Flow[Any], dead: DeadLetter, offset: int, application: str = "", *, generation: int = 1
+) -> Record:
+    """A dead letter of a generation of a flow, or of another application, as an operator redrives it."""
     record = dead.record
     form = Form.ENVELOPE if flow.source_of(record.topic).envelope else Form.PAYLOAD
     place = (record.topic, record.partition, record.offset)
@@ -242,6 +244,7 @@ def redriven_record(flow: Flow[Any], dead: DeadLetter, offset: int, application:
         topic_id=TOPIC_ID,
         stage=dead.stage,
         application=application or flow.name,
+        generation=generation,
         hole=dead.hole,
         items=dead.items,
         form=form,

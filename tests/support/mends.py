@@ -107,7 +107,7 @@ class Site:
         with closing(look(self.flow, self.urls)) as run:
             check_can_mend(run, MENDS)
             with use(NoFaults()), closing(self.fold(size)) as folded:
-                found = Sides.of(run, folded.run, chosen, keys)
+                found = Sides.of(run, folded.run, folded.report, chosen, keys)
             mends = found.mends(run.batch)
             if apply:
                 apply_mends(run, chosen, mends, why=why, publish=self._publish)

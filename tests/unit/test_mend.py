@@ -346,3 +346,55 @@ def test_a_dead_letter_without_a_hole_that_the_fold_takes_now_has_to_be_redriven
         {b"N%d" % n: {"n": len(range(n or 3, 12, 3)), "m": sum(range(n or 3, 12, 3))} for n in range(3)},
         {b"AA": {"n": 11, "m": sum(range(1, 12))}},
     ]
+
+
+def damaged(element: Element[Any]) -> Any:
+    """Rejects the record at one offset; what is redriven was corrected."""
+    if element.offset == 3:
+        raise ValueError
+    return element.value
+
+
+def brief() -> Flow[Any]:
+    """The letter leaves no hole, and the first stage holds two positions of a lane."""
+    flow = Flow("brief").source(wrapped()).map(damaged).aggregate("aircraft", "tail", FLEET, history=2)
+    return flow.aggregate("carrier", "carrier", FLEET)
+
+
+def redriven_late(site: Site, *, size: int) -> None:
+    """Reject an event that may be a copy, then read later ones and its letter."""
+    first, late, third, *later = (chained_to(at) for at in range(1, 10))
+    site.run([first, replace(third, offset=2), replace(late, offset=3)])
+    [letter] = site.dead
+    assert not letter.hole
+    site.run([*later, redriven_record(site.flow, letter, 30)], size=size)
+
+
+def chained_to(at: int) -> Record:
+    return chained(at, hop("raw", 0, at), key="N1", carrier="AA", minutes=at, event_id=f"e{at}")
+
+
+def test_a_letter_that_was_folded_in_a_larger_batch_is_not_taken_out_of_a_state(tmp_path: Path) -> None:
+    site = Site(brief(), tmp_path)
+    redriven_late(site, size=100)
+    assert site.results("aircraft") == {b"N1": {"n": 9, "m": 45}}
+    site.spoil("aircraft", b"N1", n=0)
+    for stage, key in (("aircraft", b"N1"), ("carrier", b"AA")):
+        with pytest.raises(
+            RunRefusedError, match=r"finds 1 of the .* messages of stage .* unproven.* .--snapshot FILE"
+        ):
+            site.mend(stage, key, size=1)
+    assert site.pointer().version == 0
+    assert site.mend("aircraft", b"N1", size=100) == {b"N1": Mending.CHANGED}
+    assert site.results("aircraft") == {b"N1": {"n": 9, "m": 45}}
+
+
+def test_a_letter_that_waits_because_it_is_unproven_is_no_obstacle(tmp_path: Path) -> None:
+    site = Site(brief(), tmp_path)
+    redriven_late(site, size=1)
+    assert [one.reason.value for one in site.dead][1:] == ["unproven"]
+    site.spoil("aircraft", b"N1", n=0)
+    assert site.mend("aircraft", b"N1", size=1) == {b"N1": Mending.CHANGED}
+    assert site.results("aircraft") == {b"N1": {"n": 8, "m": 43}}
+    with pytest.raises(RunRefusedError, match=r"folds 1 of the dead letters that wait"):
+        site.mend("aircraft", b"N1", size=100)
