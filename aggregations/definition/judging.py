@@ -37,6 +37,8 @@ _FIELDS: Final = frozenset({"event_id", "event_time_us", "key", *STAMPED})
 """Fields of an envelope that elements have."""
 PLACE: Final = pl.concat_str(pl.col(TOPIC), pl.col(PARTITION), separator=":")
 """`place_of` of a row."""
+_APART: Final = "/"
+"""Between partition and key in the state of a key that a filter by key does not judge."""
 
 Scoped: TypeAlias = Expression | Callable[[Element[Any]], bytes]
 
@@ -133,13 +135,17 @@ class Judging:
         """The key of the state that judges an element, as the key of a stage.
 
         Elements without a scope have the key of their partition. They are passed on, and their positions are remembered
-        there.
+        there. If a filter judges by key, a state remembers the disorder of one key only, so elements that it does not judge
+        have states by key, too; by partition as well, because their topic need not be partitioned by key.
         """
         if self.spans or not is_built_in(self.rule):
-            return Scopes(self.rule, self.unjudged)
+            return Scopes(self.rule, self.unjudged, by_key=self.by_key)
         if not self.by_key:
             return PLACE
-        key = pl.when(~pl.col(TOPIC).is_in(self.unjudged)).then(KEY) if self.unjudged else pl.col(KEY)
+        key = pl.col(KEY)
+        if self.unjudged:
+            apart = pl.concat_str(PLACE, pl.lit(_APART)).cast(pl.Binary) + key
+            key = pl.when(pl.col(TOPIC).is_in(self.unjudged)).then(apart).otherwise(key)
         return pl.coalesce(key, PLACE.cast(pl.Binary))
 
     def describe(self) -> str:
@@ -156,9 +162,15 @@ class Scopes:
 
     rule: Filter[Any]
     unjudged: tuple[str, ...] = ()
+    by_key: bool = False
 
     def __call__(self, element: Element[Any]) -> bytes:
-        scope = None if element.topic in self.unjudged else self.rule.scope(element)
+        if element.topic not in self.unjudged:
+            scope = self.rule.scope(element)
+        elif self.by_key and element.key is not None:
+            scope = f"{place_of(element)}{_APART}".encode() + element.key
+        else:
+            scope = None
         return place_of(element).encode() if scope is None else scope
 
 

@@ -86,18 +86,20 @@ def read_tail(
     return found
 
 
-def stamped(value: bytes | None) -> Envelope | None:
-    """The envelope in a value, if it has its producer's name and sequence id.
+def is_stamped(message: Envelope) -> bool:
+    """Whether a message has its producer's name and sequence id. In one that was republished, these are the root's."""
+    return bool(message.producer) and message.sequence is not None and not message.chain
 
-    In a message that was republished, these belong to the root: it has none.
-    """
+
+def stamped(value: bytes | None) -> Envelope | None:
+    """The envelope in a value, if it has its producer's name and sequence id."""
     if value is None:
         return None
     try:
         message: Envelope = decode(value)
     except EnvelopeError:
         return None
-    return None if not message.producer or message.sequence is None or message.chain else message
+    return message if is_stamped(message) else None
 
 
 def last_id(message: Envelope) -> int:

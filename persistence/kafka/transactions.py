@@ -161,12 +161,16 @@ class TransactionalProducer:
         """Drop the current transaction: nothing of it becomes visible. Without one it does nothing.
 
         Raises:
-            BrokerError: The coordinator refuses or does not answer.
+            BrokerError: The coordinator refuses or does not answer. So does every later call.
         """
         if self._open:
             self._open = False
             self._producer.purge()
-            self._patiently(self._producer.abort_transaction, f"aborting as {self._id}")
+            try:
+                self._patiently(self._producer.abort_transaction, f"aborting as {self._id}")
+            except BrokerError as error:
+                self._ended = error  # librdkafka begins no other transaction
+                raise
         self._failure = None
 
     def close(self) -> None:

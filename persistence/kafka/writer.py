@@ -17,10 +17,10 @@ from envelope.filters.sequence_maps import (
     Snapshot,
 )
 from persistence.commit.faults import WRITER_COMMIT, WRITER_PRODUCE, WRITER_SNAPSHOT, effect
-from persistence.kafka.errors import BrokerError
+from persistence.kafka.errors import BrokerError, BrokerRefused
 from persistence.kafka.session import SequenceLost
 from persistence.kafka.settings import KafkaSettings
-from persistence.kafka.tail import BlockReader, last_id, stamped
+from persistence.kafka.tail import BlockReader, is_stamped, last_id, stamped
 from persistence.kafka.topics import Topics
 from persistence.kafka.transactions import TransactionalProducer
 from persistence.murmur2 import murmur2
@@ -29,6 +29,8 @@ from persistence.reader import SequenceSnapshots
 
 _POSITIVE: Final = 0x7FFFFFFF
 _BATCH_BYTES: Final = 1_000_000  # librdkafka's default of batch.size
+_MARKER: Final = 1  # offset of the commit after the last record of a transaction, after which a snapshot is taken
+_ANOTHER_NAME: Final = "Another name of the writer begins with what the topic contains"
 
 
 class DeduplicatingWriter:
@@ -52,7 +54,7 @@ class DeduplicatingWriter:
         options: More librdkafka settings (underscores stand for dots), for example `compression_type="zstd"`.
 
     Raises:
-        SequenceLost: Retention has deleted messages that are in no snapshot.
+        SequenceLost: Retention has deleted messages that are in no snapshot, or Kafka has lost some that are in one.
         BrokerError: Kafka cannot be reached, or refuses a request.
         StoreError: The store failed.
     """
@@ -69,7 +71,8 @@ class DeduplicatingWriter:
         limit: int = PRODUCERS,
         **options: Any,
     ) -> None:
-        broker, names = Topics(settings), sorted(set(topics))
+        self._broker = broker = Topics(settings)
+        names = sorted(set(topics))
         broker.check_rights(write=names)
         self._facts = broker.describe(names)
         most = broker.max_message_bytes(names)
@@ -93,14 +96,21 @@ class DeduplicatingWriter:
         ends = {partition: end for (_, partition), end in broker.ends([topic]).items()}
         snapshots = {one: self._snapshots.load(topic, one, topic_id) for one in ends}
         for partition, found in snapshots.items():
-            if found is not None and lows[partition] > found.next_offset:
+            if found is None:
+                continue
+            if (low := lows[partition]) > found.next_offset + _MARKER:
                 raise SequenceLost(
-                    f"{topic}:{partition}: retention has deleted offsets {found.next_offset} to {lows[partition] - 1}, which "
-                    "are in no snapshot",
-                    "Another name of the writer begins with what the topic contains. Keep records longer, or let a snapshot "
-                    "be written more often (every=)",
+                    f"{topic}:{partition}: retention has deleted offsets {found.next_offset} to {low - 1}, which are in no "
+                    "snapshot",
+                    f"{_ANOTHER_NAME}. Keep records longer, or let a snapshot be written more often (every=)",
                 )
-        begins = {one: lows[one] if found is None else found.next_offset for one, found in snapshots.items()}
+            if ends[partition] < found.next_offset:
+                raise SequenceLost(
+                    f"{topic}:{partition} ends at offset {ends[partition]}, and its snapshot contains everything below "
+                    f"{found.next_offset}: Kafka has lost records",
+                    f"{_ANOTHER_NAME}. Set unclean.leader.election.enable=false",
+                )
+        begins = {one: max(lows[one], 0 if found is None else found.next_offset) for one, found in snapshots.items()}
         tails: dict[int, list[Entry]] = {one: [] for one in ends}
         with BlockReader(settings, topic) as reader:
             for message in reader.read({one: (begins[one], end) for one, end in ends.items()}):
@@ -115,7 +125,8 @@ class DeduplicatingWriter:
         Args:
             topic: The topic.
             messages: The messages, those of each producer in the order of their sequence numbers. A message without
-                producer and sequence number takes no part, and is written.
+                producer and sequence number takes no part, and is written; so does one that was republished, whose
+                number is that of its root.
 
         Returns:
             For each message `ACCEPTED`, or `DUPLICATE`: the topic contains it, or a later one of its producer.
@@ -124,7 +135,7 @@ class DeduplicatingWriter:
             ProducerFenced: A newer writer of this name has begun.
             ValueError: The topic is not one of the writer.
             BrokerError: Nothing was written, unless the commit was not answered: the next call asks again. Write all
-                of the messages again.
+                of the messages again. If the topic was created again, or an abort was not answered, make a new writer.
             StoreError: A snapshot was not stored. The messages are written; make a new writer.
         """
         if topic not in self._facts:
@@ -134,6 +145,8 @@ class DeduplicatingWriter:
         verdicts = [self._push(topic, place, one) for place, one in placed]
         new = [one for one, verdict in zip(placed, verdicts, strict=True) if verdict is Verdict.ACCEPTED]
         try:
+            if Verdict.DUPLICATE in verdicts:
+                self._check_current(topic)
             effect(WRITER_PRODUCE, lambda: self._send(topic, new))
         except BaseException:
             self._failed()
@@ -176,9 +189,12 @@ class DeduplicatingWriter:
         maps = self._maps.get((topic, partition))
         if maps is None:
             return Verdict.ACCEPTED
-        if not message.producer or message.sequence is None:
-            return maps.push(None)
-        return maps.push(message.producer, last_id(message))
+        return maps.push(message.producer, last_id(message)) if is_stamped(message) else maps.push(None)
+
+    def _check_current(self, topic: str) -> None:
+        """Check that the topic is still the one that the maps are about."""
+        if self._broker.topic_ids([topic])[topic] != self._facts[topic].topic_id:
+            raise _replaced(topic)
 
     def _send(self, topic: str, new: list[tuple[int, Envelope]]) -> None:
         for place, message in new:
@@ -198,8 +214,12 @@ class DeduplicatingWriter:
         for place, offsets in self._stored.items():
             if (maps := self._maps.get(place)) is None:
                 continue
-            for offset in offsets:
-                due |= {place: found} if (found := maps.acknowledged(offset)) else {}
+            try:
+                found = [maps.acknowledged(offset) for offset in offsets]
+            except ValueError as error:  # offsets begin anew
+                raise _replaced(place[0]) from error
+            if any(found):
+                due[place] = maps.snapshot()  # after the whole transaction
         self._stored.clear()
         for (topic, partition), snapshot in due.items():
             save = partial(self._snapshots.save, topic, partition, snapshot, self._facts[topic].topic_id)
@@ -207,13 +227,22 @@ class DeduplicatingWriter:
 
     def _failed(self) -> None:
         """Forget what was sent: its transaction is aborted."""
-        self._producer.abort()
-        self._stored.clear()
-        for maps in self._maps.values():
-            maps.failed()
+        try:
+            self._producer.abort()
+        finally:
+            self._stored.clear()
+            for maps in self._maps.values():
+                maps.failed()
 
     def _note(self, topic: str, partition: int, offset: int) -> None:
         self._stored[topic, partition].append(offset)
+
+
+def _replaced(topic: str) -> BrokerRefused:
+    return BrokerRefused(
+        f"{topic} was deleted and created again since this writer began",
+        "Make a new writer, and write all of the messages again",
+    )
 
 
 def _entry(offset: int, value: bytes | None) -> Entry:

@@ -7,10 +7,19 @@ from typing import Any
 
 import pytest
 
-from envelope import Envelope, decode
-from envelope.filters import DedupPolicy
+from envelope import Envelope, Hop, decode
+from envelope.filters import DedupPolicy, Snapshot
 from persistence.errors import StoreError
-from persistence.kafka import DeduplicatingWriter, KafkaSettings, ProducerFenced, SequenceLost
+from persistence.kafka import (
+    BrokerError,
+    BrokerUnavailable,
+    DeduplicatingWriter,
+    KafkaSettings,
+    ProducerFenced,
+    SequenceLost,
+    Topics,
+)
+from persistence.kafka.transactions import TransactionalProducer
 from persistence.reader import SequenceSnapshots
 from tests.integration.writer_process import messages
 from tests.support.cli import run as headwater
@@ -134,8 +143,63 @@ def test_a_topic_that_was_created_again_or_has_lost_messages_is_not_judged_by_an
     with DeduplicatingWriter("gateway", [name], settings, store, every=1000) as writer:
         writer.write(name, [Envelope(b"m", producer="till", sequence=one) for one in (2, 3)])
     deleted(settings, name, before=taken.next_offset + 1)
+    with DeduplicatingWriter("gateway", [name], settings, store) as writer:
+        assert writer.persisted(name, 0) == {"till": 3}, "a marker was deleted, and no message"
+    deleted(settings, name, before=taken.next_offset + 2)
     with pytest.raises(SequenceLost, match="which are in no snapshot"):
         DeduplicatingWriter("gateway", [name], settings, store)
+
+
+def test_a_snapshot_of_records_that_kafka_has_lost_judges_nothing(settings: KafkaSettings, topic: Make) -> None:
+    name, store = topic(1, "orders"), fresh_store()
+    SequenceSnapshots(store, "gateway").save(name, 0, Snapshot(50, {"till": 49}))
+    with pytest.raises(SequenceLost, match=r"ends at offset 0.*below 50"):
+        DeduplicatingWriter("gateway", [name], settings, store)
+
+
+def test_a_writer_whose_topic_is_created_again_calls_nothing_a_duplicate_that_the_topic_lacks(
+    settings: KafkaSettings, topic: Make, topics: Topics
+) -> None:
+    name = topic(1, "orders")
+    sent = [Envelope(b"m", producer="till", sequence=one) for one in range(3)]
+    with DeduplicatingWriter("gateway", [name], settings, fresh_store()) as writer:
+        assert writer.write(name, sent) == ["accepted"] * 3
+        topics.delete([name])
+        topics.create(name, 1)
+        for some in (sent, [Envelope(b"m", producer="till", sequence=9)]):
+            with pytest.raises(BrokerError, match=r"created again.*Make a new writer"):
+                writer.write(name, some)
+
+
+def test_a_republished_message_has_no_number_in_the_maps_before_and_after_a_recovery(
+    settings: KafkaSettings, topic: Make
+) -> None:
+    name, store = topic(1, "orders"), fresh_store()
+    relayed = Envelope(b"m", producer="till", sequence=5, chain=(Hop("raw", 0, 3, via="relay"),))
+    for _ in range(2):
+        with DeduplicatingWriter("gateway", [name], settings, store) as writer:
+            assert writer.write(name, [relayed]) == writer.write(name, [relayed]) == ["accepted"]
+            assert writer.persisted(name, 0) == {}
+
+
+def test_what_a_writer_could_not_abort_is_not_taken_for_written(
+    settings: KafkaSettings, topic: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = topic(1, "orders")
+    small, large = (Envelope(b"m" * size, producer="till", sequence=size) for size in (1, 1 << 21))
+    with DeduplicatingWriter("gateway", [name], settings, fresh_store()) as writer:
+        with monkeypatch.context() as broken:
+            broken.setattr(TransactionalProducer, "_patiently", unanswered)
+            with pytest.raises(BrokerError, match="aborting"):
+                writer.write(name, [small, large])
+        with pytest.raises(BrokerError, match="aborting"):
+            writer.write(name, [small])
+    assert written(settings, name) == []
+
+
+def unanswered(_producer: TransactionalProducer, _call: Any, doing: str, _timeout: float | None = None) -> None:
+    """Behave as if the coordinator did not answer."""
+    raise BrokerUnavailable(f"{doing}: no answer", "Try again")
 
 
 def deleted(settings: KafkaSettings, name: str, *, before: int) -> None:

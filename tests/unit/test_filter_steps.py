@@ -15,7 +15,7 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
-from envelope import Envelope, Reason, Verdict, decode, encode
+from envelope import Envelope, Hop, Reason, Verdict, decode, encode
 from envelope.filters import (
     Arrival,
     Decreasing,
@@ -94,6 +94,28 @@ def test_the_topics_that_a_policy_excludes_are_passed_on_and_not_judged() -> Non
     assert run.results("k") == {b"K": {"n": 5}}
     again = run.process([replace(records[0], topic="more")])
     assert again.verdicts["sequence"] == {"duplicate": 1}, "what is read again is dropped by its position"
+
+
+def relayed(offset: int, root: int) -> Record:
+    """A message of one of two keys, whose root has another place in the order of its partition."""
+    value = encode(Envelope(b'{"k": "%d", "n": 1}' % (root % 2), chain=(Hop("raw", 0, root, topic_id="R", via="r"),)))
+    return Record("more", 0, offset, b"%d" % (root % 2), value, topic_id="T")
+
+
+@pytest.mark.parametrize("path", ["columns", "function"])
+def test_topics_that_a_filter_by_key_does_not_judge_may_have_as_much_disorder_between_keys_as_without_it(
+    path: str,
+) -> None:
+    number = from_value("n") if path == "columns" else lambda element: element["n"]
+    flow = Flow("counted").source(MESSAGES, Topic("more", Json({"k": str, "n": int})))
+    rule = SequenceFilter(number, scope_by=Scope.KEY)
+    flow = flow.deduplicate(rule, policy=DedupPolicy(topics={"legs": True}))
+    run = runner(flow.aggregate("k", "k", Fields(n=count())))
+    roots = [*range(1, 100, 2), *range(0, 100, 2)]  # the middle partition with the odd ones was read first
+    for first in range(0, 100, 10):
+        run.process([relayed(first + number, root) for number, root in enumerate(roots[first : first + 10])])
+    assert run.results("k") == {b"0": {"n": 50}, b"1": {"n": 50}}
+    assert set(run.results("sequence")) == {b"more:0/0", b"more:0/1"}
 
 
 def test_a_policy_is_part_of_the_definition_as_far_as_the_flow_reads_the_topics() -> None:
