@@ -398,3 +398,12 @@ def test_a_letter_that_waits_because_it_is_unproven_is_no_obstacle(tmp_path: Pat
     assert site.results("aircraft") == {b"N1": {"n": 8, "m": 43}}
     with pytest.raises(RunRefusedError, match=r"folds 1 of the dead letters that wait"):
         site.mend("aircraft", b"N1", size=100)
+
+
+def test_a_message_that_is_later_than_a_history_allows_is_lost_if_batches_end_elsewhere(tmp_path: Path) -> None:
+    site = Site(brief(), tmp_path)
+    late = [replace(chained_to(root), offset=at) for at, root in enumerate((1, 5, 6, 7, 8, 2), 4)]
+    site.run(late, size=100)
+    assert site.results("aircraft") == {b"N1": {"n": 6, "m": 29}}
+    assert site.mend("aircraft", b"N1", size=1) == {b"N1": Mending.CHANGED}
+    assert site.results("aircraft") == {b"N1": {"n": 5, "m": 27}}
