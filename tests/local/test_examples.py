@@ -2,9 +2,9 @@
 
 import runpy
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import polars as pl
 import pytest
@@ -17,6 +17,7 @@ from persistence.kafka import KafkaSettings, Topics
 
 pytestmark = pytest.mark.integration
 
+Created: TypeAlias = Callable[[Mapping[str, int]], KafkaSettings]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -25,12 +26,21 @@ def _examples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
 
 
-def created(broker: KafkaSettings, names: Mapping[str, int]) -> None:
-    """Create the topics of an example anew: their names are fixed."""
-    topics = Topics(broker)
-    topics.delete([name for name in names if name in topics.names()])
-    for name, partitions in names.items():
-        topics.create(name, partitions)
+@pytest.fixture
+def created(kafka: str) -> Iterator[Created]:
+    """Creates the topics of an example anew: their names are fixed, and other tests expect that they do not exist."""
+    broker = KafkaSettings(kafka)
+    topics, made = Topics(broker), list[str]()
+
+    def create(names: Mapping[str, int]) -> KafkaSettings:
+        topics.delete([name for name in names if name in topics.names()])
+        for name, partitions in names.items():
+            topics.create(name, partitions)
+            made.append(name)
+        return broker
+
+    yield create
+    topics.delete(made)
 
 
 def run(flow: Flow[Any], broker: KafkaSettings, tmp_path: Path, **options: Any) -> dict[str, dict[bytes, Any]]:
@@ -41,12 +51,11 @@ def run(flow: Flow[Any], broker: KafkaSettings, tmp_path: Path, **options: Any) 
 
 
 def test_parts_and_results_of_fastening_stations_meet_by_part_and_attempts_are_counted_in_windows(
-    kafka: str, tmp_path: Path
+    created: Created, tmp_path: Path
 ) -> None:
     import stations
 
-    broker = KafkaSettings(kafka)
-    created(broker, {"ready-to-fasten": 4, "fastening-results": 4})
+    broker = created({"ready-to-fasten": 4, "fastening-results": 4})
     attempts = stations.fill(broker)
     found = run(stations.flow, broker, tmp_path)
     parts = found["part"].values()
@@ -63,12 +72,12 @@ def test_parts_and_results_of_fastening_stations_meet_by_part_and_attempts_are_c
 
 
 def test_delays_of_the_flights_of_a_carrier_are_those_of_the_table(
-    kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kafka: str, created: Created, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import delays
 
-    broker, flights = KafkaSettings(kafka), 3_000
-    created(broker, {"flights.raw": 4, "flights.legs": 4, "flights.dead": 4})
+    flights = 3_000
+    broker = created({"flights.raw": 4, "flights.legs": 4, "flights.dead": 4})
     monkeypatch.setenv("HEADWATER_KAFKA_BOOTSTRAP", kafka)
     monkeypatch.setattr(sys, "argv", ["fill.py", str(flights)])
     runpy.run_path(str(EXAMPLES / "fill.py"))
@@ -99,11 +108,10 @@ def test_delays_of_the_flights_of_a_carrier_are_those_of_the_table(
         assert found["records"][row["carrier"].encode()]["worst"] == row["worst"]
 
 
-def test_payments_keep_the_category_that_their_merchant_had(kafka: str, tmp_path: Path) -> None:
+def test_payments_keep_the_category_that_their_merchant_had(created: Created, tmp_path: Path) -> None:
     import spending
 
-    broker = KafkaSettings(kafka)
-    created(broker, {"payments": 4, "merchants": 2})
+    broker = created({"payments": 4, "merchants": 2})
     spending.fill(broker, shift=0, count=2_000)
     first = run(spending.flow, broker, tmp_path)["category"]
     assert first.keys() == {*map(str.encode, spending.CATEGORIES), b"unknown"}
