@@ -12,7 +12,7 @@ from persistence.commit.faults import EPOCH, Fault, FaultOutcome
 from persistence.commit.steps import CommitStep
 from tests.messages import Leg
 from tests.support.flows import PATHS, Path, fleet, totals
-from tests.support.runs import Jvm, Run, check_invariants
+from tests.support.runs import EVERY, Jvm, Run, check_invariants
 from tests.support.world import Sent, World, alone, legs, republished
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
@@ -48,10 +48,11 @@ def world(kafka: str, topic: Callable[..., str], tmp_path: File) -> Iterator[Wor
 
 
 @pytest.mark.parametrize("path", ["columns", pytest.param("messages", marks=pytest.mark.kills)])
-def test_a_run_that_is_killed_at_every_write_to_its_stores_is_exact_in_the_end(
-    world: World, path: Path, jvm: Jvm
+@pytest.mark.parametrize("every", EVERY)
+def test_a_run_that_is_killed_at_writes_to_its_stores_is_exact_in_the_end(
+    world: World, path: Path, every: int, jvm: Jvm
 ) -> None:
-    flow, planned = fleet(world.topic, path), faults(path)
+    flow, planned = fleet(world.topic, path), faults(path)[::every]
     sent = [leg for leg in legs(600) if leg.minutes][: 24 * len(planned)]
     started: list[Run] = []
     try:

@@ -77,7 +77,7 @@ def kinds(cassandra: Cassandra, *, mixed: bool) -> list[int]:
 
 
 @pytest.mark.parametrize("applied", [False, True])
-@pytest.mark.parametrize("mixed", [False, True], ids=["alone", "behind redis"])
+@pytest.mark.parametrize("mixed", [False, pytest.param(True, marks=pytest.mark.kills)], ids=["alone", "behind redis"])
 def test_a_mend_in_cassandra_that_dies_is_repeated_or_the_flow_goes_on_first(
     cassandra: Cassandra, mixed: bool, applied: bool
 ) -> None:

@@ -22,7 +22,7 @@ from persistence.commit.faults import DEAD_LETTER, EPOCH, LEDGER, Fault, FaultOu
 from persistence.commit.steps import CommitStep
 from tests.messages import Leg
 from tests.support.flows import PATHS, Path, relay
-from tests.support.runs import Jvm, Run, some_legs
+from tests.support.runs import EVERY, Jvm, Run, some_legs
 from tests.support.world import Sent, World, alone, republished
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
@@ -57,10 +57,11 @@ def world(kafka: str, topic: Callable[..., str], tmp_path: File) -> Iterator[Wor
 
 
 @pytest.mark.parametrize("path", ["columns", pytest.param("messages", marks=pytest.mark.kills)])
-def test_a_relay_that_is_killed_at_every_step_is_exact_for_its_readers_in_the_end(
-    world: World, topic: Callable[..., str], path: Path, jvm: Jvm
+@pytest.mark.parametrize("every", EVERY)
+def test_a_relay_that_is_killed_is_exact_for_its_readers_in_the_end(
+    world: World, topic: Callable[..., str], path: Path, every: int, jvm: Jvm
 ) -> None:
-    out, fuels, planned = topic(partitions=2, name="out"), topic(name="fuels"), faults(path)
+    out, fuels, planned = topic(partitions=2, name="out"), topic(name="fuels"), faults(path)[::every]
     made = ("relay", world.topic, out, path, fuels)
     sent = [
         Leg(tail=leg.tail, carrier=SOLD[i % len(SOLD)], minutes=leg.minutes)

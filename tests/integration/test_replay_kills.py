@@ -145,6 +145,7 @@ def test_a_rebuild_and_a_swap_that_are_killed_at_every_kind_of_step_are_exact_in
     world.check(flow)
 
 
+@pytest.mark.kills
 def test_a_rebuild_from_a_snapshot_and_a_drop_that_are_killed_are_repeated(world: World) -> None:
     flow, sent = fleet(world.topic), some_legs(200)
     world.send([*republished(sent, range(80)), DEAD])
