@@ -96,7 +96,7 @@ def check(window: SessionWindow, found: list[list[Attempt]], data: st.DataObject
     assert runner.results("all") == ({b"all": {"n": folded}} if folded else {})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(window=WINDOWS, found=logs(), data=st.data())
 def test_each_session_is_published_once_and_does_not_change_afterwards(
     window: SessionWindow, found: list[list[Attempt]], data: st.DataObject

@@ -175,7 +175,7 @@ def check(window: SessionWindow, found: list[list[Attempt]], data: st.DataObject
         assert verdicts == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(window=WINDOWS, found=logs(), data=st.data())
 def test_batches_read_orders_copies_and_crashes_do_not_change_what_sessions_hold(
     window: SessionWindow, found: list[list[Attempt]], data: st.DataObject
