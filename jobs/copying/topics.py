@@ -24,7 +24,7 @@ from persistence.compaction import COMPACTED_SOURCE, compaction
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import broker_error, connection_trouble, passes
 from persistence.kafka.headers import headers_of
-from persistence.kafka.reading import assign
+from persistence.kafka.reading import READ_AHEAD, assign
 
 _LOG = logging.getLogger("headwater.copy")
 _WAIT_SECONDS: Final = 0.2
@@ -100,10 +100,7 @@ class TopicRecords:
         config = settings.client(
             on_error=self._on_error,
             group_id=f"headwater.copy.{uuid.uuid4().hex}",
-            queued_min_messages=100_000,
-            queued_max_messages_kbytes=65_536,
-            fetch_wait_max_ms=100,
-            fetch_queue_backoff_ms=20,
+            **READ_AHEAD,
         )
         config |= {
             "enable.auto.commit": False,

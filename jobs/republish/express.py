@@ -34,14 +34,34 @@ class Passed(NamedTuple):
 
     Attributes:
         values: Value to produce for each message; None for one that takes the normal path.
-        keys: Key of each message; empty if a message takes the normal path.
-        runs: First offset, and the offset after the last, of each topic and partition; None if a message takes the normal
-            path, or the offsets of a partition have a gap.
+        keys: Key of each message; empty if a message takes the normal path, as are the others.
+        at: Its topic, partition and leader epoch.
+        offsets: Its offset.
     """
 
     values: Sequence[bytes | None]
-    keys: Sequence[bytes | None]
-    runs: Mapping[tuple[str, int], tuple[int, int]] | None
+    keys: Sequence[bytes | None] = ()
+    at: Sequence[_At] = ()
+    offsets: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+    def runs(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """First offset, and the offset after the last, of each topic and partition.
+
+        Empty if a message takes the normal path, or the offsets of a partition have a gap.
+        """
+        numbers: dict[tuple[str, int], int] = {}
+        groups = {one: numbers.setdefault(one[:2], len(numbers)) for one in dict.fromkeys(self.at)}
+        group = np.array([groups[one] for one in self.at], np.int64)
+        order = np.argsort(group, kind="stable")
+        group, offsets = group[order], self.offsets[order]
+        first = np.flatnonzero(np.diff(group, prepend=-1))
+        steps = np.diff(offsets)
+        steps[first[1:] - 1] = 1
+        if not len(group) or (steps != 1).any():
+            return {}
+        last = np.append(first[1:], len(group)) - 1
+        found = zip(offsets[first].tolist(), (offsets[last] + 1).tolist(), strict=True)
+        return dict(zip(numbers, found, strict=True))
 
 
 class Express:
@@ -94,11 +114,11 @@ class Express:
         append_hops(texts, names[2], self._spans, own, offsets, times, self._most_bytes, good, out, ends)
         data, cuts = out[: ends[-1] if len(ends) else 0].tobytes(), pairwise([0, *ends.tolist()])
         if 0 < len(rows) == len(messages) and good.all():
-            return Passed([data[start:end] for start, end in cuts], keys, _runs(at, offsets))
+            return Passed([data[start:end] for start, end in cuts], keys, at, offsets)
         made: list[bytes | None] = [None] * len(messages)
         for row, (start, end) in zip(rows, cuts, strict=True):
             made[row] = data[start:end] or None
-        return Passed(made, (), None)
+        return Passed(made)
 
     def _numbered(self, at: Sequence[_At], writers: Mapping[tuple[str, int], HopWriter]) -> npt.NDArray[np.int64]:
         """Number of each message's place; -1 for a partition that is not assigned."""
@@ -139,23 +159,6 @@ class Express:
         usual = np.array([way is not None for way in ways], np.bool_)
         good &= usual[found[8]]
         return good
-
-
-def _runs(at: Sequence[_At], offsets: npt.NDArray[np.int64]) -> dict[tuple[str, int], tuple[int, int]] | None:
-    """The runs of `Passed`."""
-    numbers: dict[tuple[str, int], int] = {}
-    groups = {one: numbers.setdefault(one[:2], len(numbers)) for one in dict.fromkeys(at)}
-    group = np.array([groups[one] for one in at], np.int64)
-    order = np.argsort(group, kind="stable")
-    group, offsets = group[order], offsets[order]
-    first = np.flatnonzero(np.diff(group, prepend=-1))
-    steps = np.diff(offsets)
-    steps[first[1:] - 1] = 1
-    if (steps != 1).any():
-        return None
-    last = np.append(first[1:], len(group)) - 1
-    found = zip(offsets[first].tolist(), (offsets[last] + 1).tolist(), strict=True)
-    return dict(zip(numbers, found, strict=True))
 
 
 def _spans(values: Sequence[bytes]) -> _Spans:

@@ -22,6 +22,7 @@ from persistence.commit.faults import REPUBLISH_NOTE, effect
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error, connection_trouble
 from persistence.kafka.facts import TopicFacts
+from persistence.kafka.reading import READ_AHEAD
 
 _LOG = logging.getLogger("headwater.republish")
 
@@ -92,10 +93,7 @@ class Input:
         config = settings.client(
             on_error=self._on_error,
             partition_assignment_strategy=_COOPERATIVE,
-            queued_min_messages=100_000,
-            queued_max_messages_kbytes=65_536,
-            fetch_wait_max_ms=100,
-            fetch_queue_backoff_ms=20,
+            **READ_AHEAD,
             session_timeout_ms=SESSION_MS,
             topic_metadata_refresh_interval_ms=_REFRESH_MS,
         )

@@ -103,7 +103,7 @@ class Worker:
         if not self.pending:
             self._began = time.monotonic()
         made = self._express.passed_on(messages, self._writers()) if self._express else None
-        if made and self._advance(made.runs):
+        if made and self._advance(made.runs()):
             self._forward(made)
             return
         outbox = _Outbox()
@@ -144,7 +144,7 @@ class Worker:
         self._counts.consumed += passed
         self._counts.produced += passed
 
-    def _advance(self, runs: Mapping[tuple[str, int], tuple[int, int]] | None) -> bool:
+    def _advance(self, runs: Mapping[tuple[str, int], tuple[int, int]]) -> bool:
         """Advance each partition past its run, if all runs begin where their partitions are read."""
         if not runs:
             return False

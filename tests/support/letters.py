@@ -18,6 +18,18 @@ from jobs.dead_letters.redrive import redriven
 LEGS = Topic("legs", Json({"k": str, "c": str, "v": int}))
 
 
+class Legs:
+    """Counts, and takes no carrier `bad`."""
+
+    def zero(self) -> dict[str, int]:
+        return {"legs": 0}
+
+    def fold(self, state: dict[str, int], element: Element[Any]) -> dict[str, int]:
+        if element["carrier"] == "bad":
+            raise ValueError
+        return {"legs": state["legs"] + 1}
+
+
 class Sum:
     """Counts and adds up; rejects 5000 as long as it is broken."""
 

@@ -25,20 +25,9 @@ from jobs.dead_letters import discard as discarding
 from jobs.dead_letters.letters import Selection, StoredDeadLetter
 from jobs.dead_letters.redrive import redriven
 from persistence.kafka import KafkaSettings
+from tests.support.letters import Legs
 
 BROKEN = {"now": False}
-
-
-class Legs:
-    """Counts, and takes no carrier `bad`."""
-
-    def zero(self) -> dict[str, int]:
-        return {"legs": 0}
-
-    def fold(self, state: dict[str, int], element: Element[Any]) -> dict[str, int]:
-        if element["carrier"] == "bad":
-            raise ValueError
-        return {"legs": state["legs"] + 1}
 
 
 def sold(element: Element[Any], state: Any) -> list[dict[str, Any]]:

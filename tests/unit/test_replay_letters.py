@@ -24,22 +24,11 @@ from persistence.kafka import KafkaSettings
 from persistence.manifest import Rebuilt
 from persistence.protocol import Write
 from persistence.seal import seal
+from tests.support.letters import Legs
 from tests.support.pure import fresh_store
 from tests.support.replays import CrashAt, author_of, dies
 
 NAMES = {"known": True}
-
-
-class Legs:
-    """Counts, and takes no carrier `bad`."""
-
-    def zero(self) -> dict[str, int]:
-        return {"legs": 0}
-
-    def fold(self, state: dict[str, int], element: Element[Any]) -> dict[str, int]:
-        if element["carrier"] == "bad":
-            raise ValueError
-        return {"legs": state["legs"] + 1}
 
 
 def tail(element: Element[Any]) -> Any:
