@@ -1,6 +1,6 @@
 """The republisher beside a bare consume-produce loop, on one broker, in one run.
 
-    python benchmarks/republish.py [--bootstrap HOST:PORT] [--messages 1000000] [--rounds 3] [--json]
+    python benchmarks/republish.py [--bootstrap HOST:PORT] [--messages 1000000] [--rounds 3] [--only RUNNER ...] [--json]
 
 Without an address it starts a broker of its own. A topic of 4 partitions is filled with envelopes of
 100-byte payloads, keys and one hop; each runner then drains it in a process of its own. The rounds of
@@ -141,14 +141,14 @@ def check(settings, runner, target, messages):
             assert (one.partition, one.offset) < (other.partition, other.offset) or one.partition != other.partition
 
 
-def measure(settings, messages, rounds):
+def measure(settings, messages, rounds, runners):
     topics = Topics(settings)
     source = f"bench-{uuid.uuid4().hex[:8]}"
     topics.create(source, PARTITIONS)
     fill(settings, source, messages)
-    results = {runner: [] for runner in RUNNERS}
+    results = {runner: [] for runner in runners}
     for number in range(rounds):
-        for runner in RUNNERS:
+        for runner in runners:
             target = f"{source}-{runner}-{number}"
             topics.create(target, PARTITIONS)
             command = [sys.executable, __file__, "--work", runner, source, target, "--messages", str(messages)]
@@ -168,6 +168,7 @@ def main():
     parser.add_argument("--bootstrap", help="broker; one is started without it")
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=RUNNERS, default=RUNNERS, help="runners; shares are of the first")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -177,25 +178,25 @@ def main():
         return
     with nullcontext() if arguments.bootstrap else stack.ephemeral() as state:
         address = arguments.bootstrap or state.kafka
-        results = measure(KafkaSettings(address), arguments.messages, arguments.rounds)
+        results = measure(KafkaSettings(address), arguments.messages, arguments.rounds, arguments.only)
     best = {runner: min(runs, key=lambda run: run["seconds"]) for runner, runs in results.items()}
     rows = {
         runner: {
             "messages_per_second": round(arguments.messages / best[runner]["seconds"]),
             "median": round(arguments.messages / statistics.median(run["seconds"] for run in runs)),
             "cpu_seconds_per_million": round(best[runner]["cpu"] / arguments.messages * 1e6, 2),
-            "share_of_bare": round(best["bare"]["seconds"] / best[runner]["seconds"], 3),
+            "share": round(best[arguments.only[0]]["seconds"] / best[runner]["seconds"], 3),
         }
         for runner, runs in results.items()
     }
     if arguments.json:
         print(json.dumps({"messages": arguments.messages, "rounds": arguments.rounds, "runners": rows}))
         return
-    print(f"{'runner':12}{'best/s':>10}{'median/s':>10}{'CPU-s/million':>15}{'of bare':>9}")
+    print(f"{'runner':12}{'best/s':>10}{'median/s':>10}{'CPU-s/million':>15}{'share':>9}")
     for runner, row in rows.items():
         print(
             f"{runner:12}{row['messages_per_second']:>10,}{row['median']:>10,}"
-            f"{row['cpu_seconds_per_million']:>15}{row['share_of_bare']:>9}"
+            f"{row['cpu_seconds_per_million']:>15}{row['share']:>9}"
         )
 
 

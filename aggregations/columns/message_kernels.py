@@ -16,12 +16,15 @@ from aggregations.columns.compiled import NUMBERS, compiled, pointer
 WORDS: Final = 9
 """`rd_kafka_message_t` of rdkafka.h in words of eight bytes: error (int), topic, partition (int32), payload, its
 length, key, its length, offset (int64), private."""
+_TOPIC: Final = 1
 _PARTITION: Final = 2
 _PAYLOAD: Final = 3
 _KEY: Final = 5
 _OFFSET: Final = 7
 INT: Final = 0xFFFFFFFF
 """The bits of a C int."""
+_NO_HEADERS: Final = -156 & INT
+"""What `rd_kafka_message_headers` returns of a message without headers: `RD_KAFKA_RESP_ERR__NOENT`."""
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -126,6 +129,29 @@ def copied(
         row += 1
         key_bounds[row] = key_at
         value_bounds[row] = value_at
+
+
+@compiled(types.void(NUMBERS, types.int64, types.int64, types.int64[::1], types.int32[::1], types.boolean[::1]))
+def described(messages: Any, leader_epoch: int, headers: int, topics: Any, epochs: Any, headed: Any) -> None:
+    """Copy what messages without an error are about.
+
+    Args:
+        messages: Addresses of the messages.
+        leader_epoch: Address of `rd_kafka_message_leader_epoch`.
+        headers: Address of `rd_kafka_message_headers`.
+        topics: Set to the address of each message's topic.
+        epochs: Set to its leader epoch; negative if unknown.
+        headed: Set to whether it has headers.
+    """
+    row, found = 0, np.empty(1, np.int64)
+    for address in messages:
+        words = carray(pointer(address), (WORDS,), np.int64)
+        if words[0] & INT:
+            continue
+        topics[row] = words[_TOPIC]
+        epochs[row] = np.int32(call(leader_epoch, (address,)) & INT)
+        headed[row] = call(headers, (address, found.ctypes.data)) & INT != _NO_HEADERS
+        row += 1
 
 
 @compiled(types.void(NUMBERS, types.int64))

@@ -2,31 +2,22 @@
 
 `Consumer.consume()` makes a Python object of each message, which costs more than to fetch it. The C API returns
 pointers to messages, from which compiled code fills columns. It is used with those versions of librdkafka whose layout
-of a message was checked; see `can_read_pointers`.
+of a message was checked; see `librdkafka.is_known`.
 """
 
-import ctypes
-import logging
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-import confluent_kafka
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import KafkaError
 
 from aggregations.columns import header_kernels, message_kernels
 from aggregations.columns.arrays import arrow, validity
-from aggregations.engine import librdkafka
 from aggregations.engine.message_objects import HEADERS, Event
+from persistence.kafka import librdkafka
 from persistence.kafka.headers import REPLACED
 
-_VERSIONS: Final = (12, 16)
-"""First and last minor version 2.x of librdkafka that were checked."""
-_LEVELS: Final = (logging.CRITICAL,) * 3 + (logging.ERROR, logging.WARNING) + (logging.INFO,) * 2 + (logging.DEBUG,)
-"""Levels of Python's logging by syslog's, as confluent-kafka maps them."""
-_LOG_EVENT: Final = 0x4
 _COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp", "headers")
 
 
@@ -47,19 +38,18 @@ class Pointers:
     def __init__(self, settings: dict[str, Any], most_bytes: int, *, headers: bool = False) -> None:
         self._library = library = librdkafka.functions()
         self._most_bytes = most_bytes
-        self._log = settings["logger"]
-        self._kafka = librdkafka.consumer(
-            {name: value for name, value in settings.items() if name != "logger"} | {"log.queue": True}
-        )
-        self._logs = library.rd_kafka_queue_new(self._kafka)
-        library.rd_kafka_set_log_queue(self._kafka, self._logs)
+        given = {name: value for name, value in settings.items() if name != "logger"}
+        self._kafka = librdkafka.client(librdkafka.CONSUMER, given | {"log.queue": True})
+        self._logs = librdkafka.Logs(self._kafka, settings["logger"])
         self._queue = library.rd_kafka_queue_get_consumer(self._kafka)
         self._timestamp = librdkafka.address(library.rd_kafka_message_timestamp)
         readers = (library.rd_kafka_message_headers, library.rd_kafka_header_cnt, library.rd_kafka_header_get_all)
         self._headers = tuple(map(librdkafka.address, readers)) if headers else None
         self._fetched = _Fetched(librdkafka.address(library.rd_kafka_message_destroy))
         # A client waits for its messages and queues before it ends, even when the process ends.
-        self._release = weakref.finalize(self, _release, library, self._kafka, (self._queue, self._logs), self._fetched)
+        self._release = weakref.finalize(
+            self, _release, library, self._kafka, (self._queue, self._logs.queue), self._fetched
+        )
 
     def take(self, most: int, seconds: float) -> tuple[pa.RecordBatch, list[Event]]:
         fetched = self._fetched
@@ -97,11 +87,11 @@ class Pointers:
 
     def close(self) -> None:
         if self._release.alive:
-            self._pass_logs()
+            self._logs.pass_on()
             self._release()
 
     def _fetch(self, most: int, seconds: float) -> None:
-        self._pass_logs()
+        self._logs.pass_on()
         messages, milliseconds = np.empty(most, np.int64), round(seconds * 1000)
         count = self._library.rd_kafka_consume_batch_queue(self._queue, milliseconds, messages.ctypes.data, most)
         librdkafka.check(self._library.rd_kafka_last_error() if count < 0 else 0)
@@ -125,24 +115,9 @@ class Pointers:
         return pa.RecordBatch.from_arrays(arrays, names=names), [self._event(taken[i]) for i in failed.tolist()]
 
     def _event(self, address: int) -> Event:
-        message = _Message.from_address(int(address))
-        text = self._library.rd_kafka_message_errstr(int(address)) or b""
+        message = librdkafka.Message.from_address(int(address))
         partition, offset = message.partition, message.offset
-        return Event(
-            KafkaError(message.err, text.decode(errors="replace")),
-            None if partition < 0 else partition,
-            None if offset < 0 else offset,
-        )
-
-    def _pass_logs(self) -> None:
-        library, facility, text, level = self._library, ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_int()
-        client = library.rd_kafka_name(self._kafka)
-        while event := library.rd_kafka_queue_poll(self._logs, 0):
-            places = map(ctypes.byref, (facility, text, level))
-            if library.rd_kafka_event_type(event) == _LOG_EVENT and not library.rd_kafka_event_log(event, *places):
-                words = [(one or b"").decode(errors="replace") for one in (facility.value, client, text.value)]
-                self._log.log(_LEVELS[level.value & 7], "%s [%s] %s", *words)
-            library.rd_kafka_event_destroy(event)
+        return Event(message.error, None if partition < 0 else partition, None if offset < 0 else offset)
 
 
 class _Fetched:
@@ -162,28 +137,6 @@ def _release(library: Any, kafka: int, queues: Sequence[int], fetched: _Fetched)
     for queue in queues:
         library.rd_kafka_queue_destroy(queue)  # what is logged from now on is dropped
     library.rd_kafka_destroy(kafka)
-
-
-class _Message(ctypes.Structure):
-    """`rd_kafka_message_t` up to the offset."""
-
-    _fields_ = (
-        ("err", ctypes.c_int),
-        ("rkt", ctypes.c_void_p),
-        ("partition", ctypes.c_int32),
-        ("payload", ctypes.c_void_p),
-        ("len", ctypes.c_size_t),
-        ("key", ctypes.c_void_p),
-        ("key_len", ctypes.c_size_t),
-        ("offset", ctypes.c_int64),
-    )
-
-
-def can_read_pointers() -> bool:
-    """Whether this librdkafka, and this machine, are such that `Pointers` may read memory as it does."""
-    major, minor = str(confluent_kafka.libversion()[0]).split(".")[:2]
-    first, last = _VERSIONS
-    return major == "2" and first <= int(minor) <= last and ctypes.sizeof(ctypes.c_void_p) == 8
 
 
 def _headers(

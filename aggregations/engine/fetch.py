@@ -15,7 +15,7 @@ from aggregations.engine.idle import keepers
 from aggregations.engine.message_objects import Client, Event, Objects
 from aggregations.engine.ranges import Range
 from aggregations.engine.retry import StoppedError
-from persistence.kafka import BrokerUnavailable, KafkaSettings
+from persistence.kafka import BrokerUnavailable, KafkaSettings, librdkafka
 from persistence.kafka.errors import broker_error, passes
 
 CHUNK_RECORDS = 50_000
@@ -228,7 +228,7 @@ def _client(settings: dict[str, Any], *, headers: bool) -> Client:
     """A consumer: one that makes no Python objects of messages, if that is possible."""
     from aggregations.engine import consuming  # its compiled code is for processes that read only
 
-    if consuming.can_read_pointers():
+    if librdkafka.is_known():
         return consuming.Pointers(settings, CHUNK_BYTES, headers=headers)
     return Objects(settings, headers=headers)
 

@@ -147,7 +147,7 @@ class TopicRecords:
         read = Read()
         read.counts.expired, self._expired = self._expired, 0
         got = cast(list[Consumed], self._consumer.consume(most, _WAIT_SECONDS))
-        values = self._express.passed_on(got, self._hops).values if self._express else repeat(None)
+        values = self._express.each(got, self._hops) if self._express else repeat(None)
         for message, value in zip(got, values, strict=False):
             if error := message.error():
                 self._raise_for(message, error)

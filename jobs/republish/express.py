@@ -1,8 +1,7 @@
 """The fast path for the usual record: a sealed envelope without headers that is forwarded unchanged."""
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +11,9 @@ from aggregations.columns.hop_writing import FRAME_BYTES, append_hops
 from envelope import Limits
 from envelope.hops import HopWriter
 from envelope.limits import DEFAULT_LIMITS
+from jobs.republish.columns import Columns, columns_of
 from jobs.republish.partition import Consumed
-from persistence.kafka.headers import have_headers
+from persistence.kafka.array_producer import Spans, spans_of, texts_of
 
 _MOST_HOPS: Final = 1024
 """Hops of a chain that compiled code reads."""
@@ -24,44 +24,6 @@ _NO_TOPIC: Final = (np.frombuffer(b"", np.uint8), np.zeros(1, np.int64), np.zero
 _ANY_TYPE: Final = np.frombuffer(b"", np.uint8)
 
 _Place: TypeAlias = tuple[HopWriter | None, int | None]
-_At: TypeAlias = tuple[str, int, int | None]
-"""Topic, partition and leader epoch of a message."""
-_Spans: TypeAlias = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]
-
-
-class Passed(NamedTuple):
-    """What the fast path made of some messages.
-
-    Attributes:
-        values: Value to produce for each message; None for one that takes the normal path.
-        keys: Key of each message; empty if a message takes the normal path, as are the others.
-        at: Its topic, partition and leader epoch.
-        offsets: Its offset.
-    """
-
-    values: Sequence[bytes | None]
-    keys: Sequence[bytes | None] = ()
-    at: Sequence[_At] = ()
-    offsets: npt.NDArray[np.int64] = np.empty(0, np.int64)
-
-    def runs(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """First offset, and the offset after the last, of each topic and partition.
-
-        Empty if a message takes the normal path, or the offsets of a partition have a gap.
-        """
-        numbers: dict[tuple[str, int], int] = {}
-        groups = {one: numbers.setdefault(one[:2], len(numbers)) for one in dict.fromkeys(self.at)}
-        group = np.array([groups[one] for one in self.at], np.int64)
-        order = np.argsort(group, kind="stable")
-        group, offsets = group[order], self.offsets[order]
-        first = np.flatnonzero(np.diff(group, prepend=-1))
-        steps = np.diff(offsets)
-        steps[first[1:] - 1] = 1
-        if not len(group) or (steps != 1).any():
-            return {}
-        last = np.append(first[1:], len(group)) - 1
-        found = zip(offsets[first].tolist(), (offsets[last] + 1).tolist(), strict=True)
-        return dict(zip(numbers, found, strict=True))
 
 
 class Express:
@@ -86,46 +48,40 @@ class Express:
     def _forget(self) -> None:
         self._places: dict[_Place, int] = {}
         self._parts: list[bytes] = []
-        self._spans = _spans(self._parts)
+        self._spans = spans_of(self._parts)
 
-    def passed_on(self, messages: Sequence[Consumed], writers: Mapping[tuple[str, int], HopWriter]) -> Passed:
-        """Return the values to produce.
+    def runs(self, messages: Sequence[Consumed], writers: Mapping[tuple[str, int], HopWriter]) -> Iterator[Columns]:
+        """Return what to produce for runs of usual messages; see `Columns.runs`."""
+        return self.passed_on(columns_of(messages), writers).runs(len(messages))
+
+    def each(self, messages: Sequence[Consumed], writers: Mapping[tuple[str, int], HopWriter]) -> list[bytes | None]:
+        """Return the value to produce for each message; None for one that takes the normal path."""
+        made = self.passed_on(columns_of(messages), writers)
+        values: list[bytes | None] = [None] * len(messages)
+        for row, value in zip(made.rows.tolist(), texts_of(made.values), strict=True):
+            values[row] = value
+        return values
+
+    def passed_on(self, given: Columns, writers: Mapping[tuple[str, int], HopWriter]) -> Columns:
+        """Return the usual ones of the messages, with the values to produce.
 
         Args:
-            messages: Delivered messages, also errors.
+            given: Delivered messages.
             writers: Writer of the hops for each partition.
         """
-        values, keys = [one.value() for one in messages], [one.key() for one in messages]
-        headers, usual = have_headers(messages), messages
-        rows: Sequence[int] = range(len(messages))
-        if any(headers) or not (all(values) and all(keys)):
-            rows = [row for row, value in enumerate(values) if value and keys[row] and not headers[row]]
-            usual = [messages[row] for row in rows]
-            values, keys = [values[row] for row in rows], [keys[row] for row in rows]
-        at = [(one.topic(), one.partition(), one.leader_epoch()) for one in usual]
-        own = self._numbered(at, writers)
-        offsets = np.array([one.offset() for one in usual], np.int64)
-        times = np.array([time if kind else 0 for kind, time in [one.timestamp() for one in usual]], np.int64)
-        texts, names = _spans(cast(list[bytes], values)), _spans(cast(list[bytes], keys))
-        good = self._read(texts, names)
-        good &= (own >= 0) & (offsets > 0) & (times > 0)
-        ends = np.empty(len(usual), np.int64)
-        out = np.empty(len(texts[0]) + len(usual) * (FRAME_BYTES + self._most_parts), np.uint8)
-        append_hops(texts, names[2], self._spans, own, offsets, times, self._most_bytes, good, out, ends)
-        data, cuts = out[: ends[-1] if len(ends) else 0].tobytes(), pairwise([0, *ends.tolist()])
-        if 0 < len(rows) == len(messages) and good.all():
-            return Passed([data[start:end] for start, end in cuts], keys, at, offsets)
-        made: list[bytes | None] = [None] * len(messages)
-        for row, (start, end) in zip(rows, cuts, strict=True):
-            made[row] = data[start:end] or None
-        return Passed(made)
-
-    def _numbered(self, at: Sequence[_At], writers: Mapping[tuple[str, int], HopWriter]) -> npt.NDArray[np.int64]:
-        """Number of each message's place; -1 for a partition that is not assigned."""
-        places = {one: (writers.get(one[:2]), one[2]) for one in set(at)}
-        self._learn(set(places.values()))
-        numbers = {one: self._places.get(place, -1) for one, place in places.items()}
-        return np.array([numbers[one] for one in at], np.int64)
+        places = [(writers.get(one[:2]), one[2]) for one in given.at]
+        self._learn(set(places))
+        own = np.array([self._places.get(place, -1) for place in places], np.int64)[given.codes]
+        good = self._read(given.values, given.keys)
+        good &= (own >= 0) & (given.offsets > 0) & (given.times > 0)
+        sizes, ends = given.values[2], np.empty(len(own), np.int64)
+        out = np.empty(int(sizes.sum()) + len(own) * (FRAME_BYTES + self._most_parts), np.uint8)
+        append_hops(
+            given.values, given.keys[2], self._spans, own, given.offsets, given.times, self._most_bytes, good, out, ends
+        )
+        lengths = np.diff(ends, prepend=0)
+        made = given._replace(values=(out, ends - lengths, lengths))
+        return made if good.all() else made.of(good)
 
     def _learn(self, places: set[_Place]) -> None:
         """Number places: a topic that was created again has another writer."""
@@ -137,7 +93,7 @@ class Express:
             if writer is not None:
                 self._places[writer, leader_epoch] = len(self._places)
                 self._parts += writer.around(leader_epoch)
-        self._spans = _spans(self._parts)
+        self._spans = spans_of(self._parts)
 
     @property
     def _most_parts(self) -> int:
@@ -145,7 +101,7 @@ class Express:
         lengths = self._spans[2]
         return int(lengths.reshape(-1, 3).sum(axis=1).max(initial=0))
 
-    def _read(self, values: _Spans, keys: _Spans) -> npt.NDArray[np.bool_]:
+    def _read(self, values: Spans, keys: Spans) -> npt.NDArray[np.bool_]:
         """Check envelopes and their chains; return which are usual."""
         good = np.empty(len(values[1]), np.bool_)
         found = np.zeros((9, len(good)), np.int64)
@@ -159,10 +115,3 @@ class Express:
         usual = np.array([way is not None for way in ways], np.bool_)
         good &= usual[found[8]]
         return good
-
-
-def _spans(values: Sequence[bytes]) -> _Spans:
-    """Byte strings as one buffer, starts and lengths."""
-    lengths = np.fromiter(map(len, values), np.int64, len(values))
-    starts: npt.NDArray[Any] = np.cumsum(lengths) - lengths
-    return np.frombuffer(b"".join(values), np.uint8), starts, lengths

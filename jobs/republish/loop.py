@@ -8,8 +8,8 @@ from jobs.republish.counts import OnStatistics
 from jobs.republish.filtering import RecordFilter
 from jobs.republish.growth_watch import GrowthWatch
 from jobs.republish.input import Input
+from jobs.republish.partition import bytes_of
 from jobs.republish.processor import Processor
-from jobs.republish.roots import RootEnds
 from jobs.republish.worker import Worker, now_ms
 from persistence.commit.faults import REPUBLISH_COMMIT, effect
 from persistence.garbage import no_collection
@@ -34,7 +34,7 @@ class Loop:
         producer: AcknowledgedProducer,
         max_bytes: dict[str, int],
         ends: dict[TopicPartition, int] | None,
-        roots: RootEnds | None,
+        processor: Processor,
         progress: OnStatistics | None,
         judging: RecordFilter | None,
     ) -> None:
@@ -51,19 +51,11 @@ class Loop:
             growth=growth,
             ends=ends,
             cluster=of._cluster,
+            pointers=processor.forwards and not judging,
         )
         self._worker = Worker(
             name=of._name,
-            processor=Processor(
-                of._transform,
-                via=of._name,
-                source=of._source,
-                targets={topic: max_bytes[topic] for topic in of._targets},
-                retry_topics=tuple(of._retry.delays),
-                limits=of._limits,
-                is_beyond=roots.is_beyond if roots else None,
-                **of._options,
-            ),
+            processor=processor,
             source=self._input,
             producer=producer,
             retry=of._retry,
@@ -99,7 +91,7 @@ class Loop:
         began = time.monotonic()
         if not messages:
             return began, None
-        size = sum(map(len, messages))
+        size = bytes_of(messages)
         self._worker.handle(messages)
         return began, (len(messages), size)
 

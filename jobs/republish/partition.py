@@ -1,5 +1,6 @@
 """One partition that a republisher reads, and its delivered messages."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from confluent_kafka import KafkaError
@@ -21,6 +22,12 @@ class Consumed(Protocol):
     def timestamp(self) -> tuple[int, int]: ...
     def leader_epoch(self) -> int | None: ...
     def __len__(self) -> int: ...
+
+
+def bytes_of(messages: Sequence[Consumed]) -> int:
+    """Bytes of the values of messages, or of keys and values where that costs less."""
+    size: int | None = getattr(messages, "nbytes", None)
+    return sum(map(len, messages)) if size is None else size
 
 
 class InputPartition:

@@ -111,13 +111,18 @@ class Processor:
         """Form of the values of an input topic."""
         return Form.ENVELOPE if self._openers[topic].enveloped else Form.PAYLOAD
 
+    @property
+    def forwards(self) -> bool:
+        """Whether most records are forwarded unchanged: the transform and the options allow the fast path."""
+        looks = self._roots is not None or self._is_beyond is not None
+        return self._transform is identity and not (self._mirror or self._mark or self._reads or looks)
+
     def express(self) -> "Express | None":
-        """The fast path of this processor; None if the transform or an option does not allow one.
+        """The fast path of this processor; None if it has none.
 
         It loads compiled code: half a second and 130 MB, or some seconds where numba has to compile it.
         """
-        looks = self._roots is not None or self._is_beyond is not None
-        if self._transform is not identity or self._mirror or self._mark or self._reads or looks:
+        if not self.forwards:
             return None
         from jobs.republish.express import Express
 

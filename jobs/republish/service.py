@@ -17,7 +17,7 @@ from jobs.republish.growth_watch import GrowthWatch
 from jobs.republish.loop import Loop
 from jobs.republish.offsets import PATIENCE_SECONDS, MemberFenced
 from jobs.republish.place import await_place
-from jobs.republish.processor import MAX_OUTPUTS
+from jobs.republish.processor import MAX_OUTPUTS, Processor
 from jobs.republish.record import Transform
 from jobs.republish.retry import NO_RETRIES, RetryTopics
 from jobs.republish.roots import RootEnds
@@ -312,16 +312,27 @@ class Republisher:
         max_bytes = target.max_message_bytes(self._outputs)
         marks = topics.marks(self._source.topics) if until_caught_up else {}
         ends = {part: one.high for part, one in marks.items()} if until_caught_up else None
+        roots = RootEnds(topics) if self._check_roots else None
+        judging = self._judging(topics)
+        processor = Processor(
+            self._transform,
+            via=self._name,
+            source=self._source,
+            targets={topic: max_bytes[topic] for topic in self._targets},
+            retry_topics=tuple(self._retry.delays),
+            limits=self._limits,
+            is_beyond=roots.is_beyond if roots else None,
+            **self._options,
+        )
         # A producer batch must not be larger than the smallest limit of the targets.
         with AcknowledgedProducer(
             self._settings,
+            arrays=processor.forwards and not judging,
             message_max_bytes=max(max_bytes.values()),
             batch_size=min(_PRODUCER_BATCH_BYTES, *max_bytes.values()),
         ) as producer:
-            roots = RootEnds(topics) if self._check_roots else None
-            judging = self._judging(topics)
             try:
-                Loop(self, member_ids, growth, producer, max_bytes, ends, roots, progress, judging).run()
+                Loop(self, member_ids, growth, producer, max_bytes, ends, processor, progress, judging).run()
             finally:
                 if judging and isinstance(self._store, str):
                     judging.close()

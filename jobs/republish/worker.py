@@ -2,9 +2,8 @@
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from envelope import EnvelopeError, Lineage, Reason
@@ -22,7 +21,9 @@ from persistence.kafka import AcknowledgedProducer, BrokerRefused, Message
 from persistence.kafka.headers import headers_of
 
 if TYPE_CHECKING:
-    from jobs.republish.express import Express, Passed
+    from jobs.republish.columns import Columns
+    from jobs.republish.express import Express
+    from persistence.kafka.array_producer import Spans
 
 _LOG = logging.getLogger("headwater.republish")
 
@@ -91,7 +92,7 @@ class Worker:
         full = self.pending >= batch_size or len(self._dead) >= _MOST_DEAD
         return full or time.monotonic() - self._began >= max_wait
 
-    def handle(self, messages: list[Consumed]) -> None:
+    def handle(self, messages: Sequence[Consumed]) -> None:
         """Transform records and pass the outputs to the producer.
 
         Raises:
@@ -102,25 +103,27 @@ class Worker:
             self._filter.begin(self._judged())
         if not self.pending:
             self._began = time.monotonic()
-        made = self._express.passed_on(messages, self._writers()) if self._express else None
-        if made and self._advance(made.runs()):
-            self._forward(made)
-            return
-        outbox = _Outbox()
-        self._handle_each(messages, made.values if made else repeat(None), outbox)
-        self._send(outbox)
+        at = 0
+        for run in self._express.runs(messages, self._writers()) if self._express else ():
+            self._handle_each(messages, at, int(run.rows[0]))
+            self._forward(run)
+            at = int(run.rows[-1]) + 1
+        self._handle_each(messages, at, len(messages))
 
-    def _forward(self, made: "Passed") -> None:
-        """Send what the fast path made of messages that are all usual."""
-        self._counts.consumed += len(made.values)
-        self._counts.produced += len(made.values)
+    def _forward(self, run: "Columns") -> None:
+        """Send what the fast path made of messages."""
+        made = run.advancing(self._input)
+        self._counts.consumed += len(made.rows)
+        self._counts.produced += len(made.rows)
         self._send(_Slice(self._processor.target, made.values, made.keys))
 
-    def _handle_each(self, messages: list[Consumed], values: Iterable[bytes | None], outbox: "_Outbox") -> None:
-        """Handle messages; `values` are those of the fast path, None for a message that takes the normal path."""
-        to_target = outbox.of(self._processor.target)
-        partitions, passed = self._input.partitions, 0
-        for message, value in zip(messages, values, strict=False):
+    def _handle_each(self, messages: Sequence[Consumed], first: int, end: int) -> None:
+        """Handle the messages from `first` on, before `end`, one by one."""
+        if first == end:
+            return
+        outbox, partitions = _Outbox(), self._input.partitions
+        for place in range(first, end):
+            message = messages[place]
             if error := message.error():
                 self._input.raise_for(message, error)
                 continue
@@ -130,31 +133,13 @@ class Worker:
                 continue  # the partition was revoked or waits: the record is read again
             if offset != part.next:
                 self._input.jumped(part, offset)
-            if value:
-                to_target.append({"value": value, "key": message.key()})
-                part.next = offset + 1
-                passed += 1
-                continue
             record = self._record(message, part, offset)
             if not self._waits(record, part):
                 outbox.extend(self._process(record, part))
                 part.next = offset + 1
             if outbox.added >= _MOST_WAITING:
                 self._send(outbox)
-        self._counts.consumed += passed
-        self._counts.produced += passed
-
-    def _advance(self, runs: Mapping[tuple[str, int], tuple[int, int]]) -> bool:
-        """Advance each partition past its run, if all runs begin where their partitions are read."""
-        if not runs:
-            return False
-        parts = self._input.partitions
-        for place, (first, _) in runs.items():
-            if place not in parts or parts[place].due_ms or parts[place].next != first:
-                return False
-        for place, (_, after) in runs.items():
-            parts[place].next = after
-        return True
+        self._send(outbox)
 
     def _writers(self) -> dict[tuple[str, int], HopWriter]:
         return {place: part.hops for place, part in self._input.partitions.items()}
@@ -305,12 +290,15 @@ class _Slice(NamedTuple):
     """The outputs of a slice of records that the fast path forwards."""
 
     topic: str
-    values: Sequence[bytes | None]
-    keys: Sequence[bytes | None]
+    values: "Spans"
+    keys: "Spans"
+
+    def __bool__(self) -> bool:
+        return len(self.keys[1]) > 0
 
     def send(self, producer: AcknowledgedProducer) -> None:
         """Pass all outputs to the producer."""
-        producer.send_plain(*self)
+        producer.send_arrays(*self)
 
 
 class _Outbox:

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, NoReturn, NotRequired, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NoReturn, NotRequired, Self, TypedDict
 
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka import Message as Report
 
 from envelope.headers import Headers
+from persistence.kafka import librdkafka
 from persistence.kafka.errors import (
     UNREACHABLE_REMEDY,
     BrokerError,
@@ -24,6 +24,9 @@ from persistence.kafka.errors import (
     unreachable,
 )
 from persistence.kafka.settings import KafkaSettings
+
+if TYPE_CHECKING:
+    from persistence.kafka.array_producer import Spans
 
 BY_KEY: Final = -1
 """Used instead of a partition number: the key decides."""
@@ -71,13 +74,16 @@ class AcknowledgedProducer:
     Args:
         settings: Settings of the Kafka cluster. Their `message.timeout.ms` replaces `delivery_timeout`; 0 is no limit.
         delivery_timeout: Seconds without any acknowledgement after which the waiting records count as failed.
+        arrays: Many records will be in arrays (`send_arrays`): use librdkafka's C API for all, if its version is known.
         options: More librdkafka settings (underscores stand for dots), for example `compression_type="zstd"`.
 
     Raises:
         BrokerRefused: The client does not know a setting.
     """
 
-    def __init__(self, settings: KafkaSettings, *, delivery_timeout: float = 120, **options: Any) -> None:
+    def __init__(
+        self, settings: KafkaSettings, *, delivery_timeout: float = 120, arrays: bool = False, **options: Any
+    ) -> None:
         config = settings.client(
             on_error=self._on_error,
             **{
@@ -105,13 +111,21 @@ class AcknowledgedProducer:
         self._failure: BrokerError | None = None
         self._connection = ""
         self._config = config
+        self._arrays = arrays and librdkafka.is_known()
         self._connect()
 
     def _connect(self) -> None:
         try:
-            self._producer = Producer(self._config)
+            self._producer: Any = self._client()
         except KafkaException as error:
             raise broker_error(error.args[0], "setting up the producer") from error
+
+    def _client(self) -> Any:
+        if not self._arrays:
+            return Producer(self._config)
+        from persistence.kafka.array_producer import ArrayProducer  # it imports numpy
+
+        return ArrayProducer(self._config)
 
     def send(
         self,
@@ -130,7 +144,8 @@ class AcknowledgedProducer:
         while True:
             self._reserve(topic, 1, size)
             try:
-                return self._producer.produce(topic, value, key, partition, headers=list(headers))
+                self._producer.produce(topic, value, key, partition, headers=list(headers))
+                return
             except BufferError:
                 self.flush()
             except KafkaException as error:
@@ -172,6 +187,30 @@ class AcknowledgedProducer:
         if queued != len(messages):
             refused = next(message["_error"] for message in messages if "_error" in message)
             self._fail(broker_error(refused, f"producing to {topic}"))
+
+    def send_arrays(self, topic: str, values: "Spans", keys: "Spans") -> None:
+        """Queue records, in order, each with a value and a key and without headers.
+
+        Args:
+            topic: The topic.
+            values: Values as a buffer (uint8), and where each begins in it and how many bytes it has (int64).
+            keys: The same of the keys.
+
+        Raises:
+            BrokerError: A record cannot be sent, or an earlier record has failed.
+        """
+        count, size = len(values[1]), int(values[2].sum() + keys[2].sum())
+        fits = int(values[2].max(initial=0) + keys[2].max(initial=0)) <= self._most_record
+        if not self._arrays or not fits or count > self._most_messages or size > self._most_bytes:
+            from persistence.kafka.array_producer import texts_of  # it imports numpy
+
+            self.send_plain(topic, texts_of(values), texts_of(keys))
+            return
+        self._reserve(topic, count, size)
+        try:
+            self._producer.produce_arrays(topic, values, keys)
+        except KafkaException as error:
+            self._fail(broker_error(error.args[0], f"producing to {topic}"))
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when every record sent so far is acknowledged by all in-sync replicas.
@@ -268,7 +307,7 @@ class AcknowledgedProducer:
         self._forget()
         raise type(failure)(f"{failure.what} ({again} records must be sent again)", failure.remedy)
 
-    def _on_delivery(self, error: KafkaError | None, report: Report) -> None:
+    def _on_delivery(self, error: KafkaError | None, report: Any) -> None:
         if error and error.code() not in _DROPPED:
             self._failure = self._failure or broker_error(error, f"producing to {report.topic()}", self._connection)
 

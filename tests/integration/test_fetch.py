@@ -9,12 +9,12 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from aggregations.engine import consuming, fetch
+from aggregations.engine import fetch
 from aggregations.engine.consuming import Pointers
 from aggregations.engine.fetch import Fetcher
 from aggregations.engine.message_objects import HEADERS, Objects
 from aggregations.engine.ranges import Range
-from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics, librdkafka
 from persistence.kafka.errors import BrokerError
 from tests.support.raw_headers import Names, produce_raw
 
@@ -48,7 +48,7 @@ def fetcher(
 ) -> Iterator[Fetcher]:
     """A fetcher that reads librdkafka's messages itself, and one that gets confluent-kafka's objects."""
     if request.param == "objects":
-        monkeypatch.setattr(consuming, "can_read_pointers", lambda: False)
+        monkeypatch.setattr(librdkafka, "is_known", lambda: False)
     made = Fetcher(settings, filled, "test-fetch")
     assert isinstance(made._client, KINDS[request.param])
     yield made
@@ -86,7 +86,7 @@ def test_headers_are_read_for_those_who_ask(
 ) -> None:
     """Any number of them, with and without values, also where messages are taken a few bytes at a time."""
     if kind == "objects":
-        monkeypatch.setattr(consuming, "can_read_pointers", lambda: False)
+        monkeypatch.setattr(librdkafka, "is_known", lambda: False)
     producer = Producer({"bootstrap.servers": settings.bootstrap})
     some: list[list[tuple[str, bytes | None]]] = [
         [],

@@ -84,7 +84,7 @@ def test_the_short_way_gives_what_the_long_way_gives_or_nothing(slices: list[lis
     assert express
     for number, records in enumerate(slices):
         assigned = writers(f"id{number // 2}")  # the topic was created again
-        given_ones = express.passed_on([Delivered(one) for one in records], assigned).values
+        given_ones = express.each([Delivered(one) for one in records], assigned)
         assert len(given_ones) == len(records)
         for record, made in zip(records, given_ones, strict=True):
             if record.partition == 2:  # not assigned any more
@@ -102,47 +102,12 @@ def test_usual_records_do_take_the_short_way(places: list[tuple[int, int, int | 
     value = encode(Envelope(b"payload", (Hop("raw", 0, 1), Hop("mid", 0, 1)), key=b"k"))
     records = [InputRecord("legs", 1, offset, b"k", value, (), time, epoch) for offset, time, epoch in places]
     messages = [Delivered(one) for one in records]
-    assert not any(express.passed_on(messages, assigned).values)  # its topics are not checked yet
+    assert not any(express.each(messages, assigned))  # its topics are not checked yet
     expected = [long_way(processor, one, assigned["legs", 1]) for one in records]
     assert all(expected)
-    assert list(express.passed_on(messages, assigned).values) == expected
+    assert list(express.each(messages, assigned)) == expected
     # A slice may be empty, and contain errors: those are not judged here.
-    assert list(express.passed_on([], assigned).values) == []
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from([0, 1, 1]), st.sampled_from([1, 1, 1, 1, 1, 1, 1, 1, 2])), max_size=30),
-    st.sampled_from([0, 1, 1000]),
-    st.sampled_from([None, 0, 5]),
-    st.booleans(),
-)
-def test_a_run_has_every_record_of_its_partition(
-    places: list[tuple[int, int]], first: int, odd: int | None, epochs: bool
-) -> None:
-    """`odd` is the number of a record with headers, which takes the normal path."""
-    processor = Processor(identity, via="r", source=InputTopics(("legs",)), targets={"out": 1000})
-    express, assigned = processor.express(), writers()
-    assert express
-    value = encode(Envelope(b"payload", (Hop("raw", 0, 1),), key=b"k"))
-    at, records = {0: first, 1: first + 7}, []
-    for number, (partition, step) in enumerate(places):
-        headers = [("h", b"1")] if number == odd else ()
-        records.append(InputRecord("legs", partition, at[partition], b"k", value, headers, 1, number // 9 * epochs))
-        at[partition] += step
-    messages = [Delivered(one) for one in records]
-    express.passed_on(messages, assigned)
-    long_way(processor, InputRecord("legs", 0, 1, b"k", value), assigned["legs", 0])  # checks its topics
-    made = express.passed_on(messages, assigned)
-    found: dict[tuple[str, int], list[int]] = {}
-    for one in records:
-        found.setdefault((one.topic, one.partition), []).append(one.offset)
-    whole = all(made.values) and all(offsets == [*range(offsets[0], offsets[-1] + 1)] for offsets in found.values())
-    runs = made.runs()
-    assert bool(runs) == (whole and bool(records))
-    assert all(made.values) == (odd is None or odd >= len(records)) or first == 0  # nothing can be said of offset 0
-    if runs:
-        assert runs == {place: (offsets[0], offsets[-1] + 1) for place, offsets in found.items()}
-        assert list(made.keys) == [b"k"] * len(records)
+    assert list(express.each([], assigned)) == []
 
 
 def test_there_is_no_short_way_for_another_transform_or_option() -> None:

@@ -17,7 +17,9 @@ from jobs.republish import input as reading
 from jobs.republish.place import SESSION_MS
 from persistence.commit.faults import effect
 from persistence.errors import Transient
+from persistence.kafka import array_producer
 from persistence.kafka import producer as producing
+from persistence.kafka.array_producer import Spans, texts_of
 from persistence.kafka.facts import TopicFacts, Watermarks
 from tests.simulation.consumer import SimulatedConsumer
 from tests.simulation.kafka import CLOCK
@@ -97,7 +99,11 @@ class SimulatedProducer:
         self._queue += [Sent(topic, message.get("key"), message["value"], ()) for message in messages]
         return len(messages)
 
-    def poll(self, timeout: float) -> int:
+    def produce_arrays(self, topic: str, values: Spans, keys: Spans) -> None:
+        pairs = zip(texts_of(values), texts_of(keys), strict=True)
+        self._queue += [Sent(topic, key, value, ()) for value, key in pairs]
+
+    def poll(self, timeout: float = 0) -> int:
         return 0
 
     def flush(self, timeout: float) -> int:
@@ -131,6 +137,7 @@ TIMED = (absence, growth_watch, loop, topic_check, offsets, place, worker, produ
 _PATCHES: Sequence[Patch] = (
     (reading, "Consumer", SimulatedConsumer),
     (producing, "Producer", SimulatedProducer),
+    (array_producer, "ArrayProducer", SimulatedProducer),
     *((module, "Topics", SimulatedTopics) for module in (absence, reading, place, service)),
     # Only with librdkafka can a commit stay unanswered; here no thread has to wait for it.
     (offsets, "_within", lambda timeout, action: action()),

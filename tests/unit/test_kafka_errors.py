@@ -63,8 +63,9 @@ def test_a_broker_that_is_not_there_is_one_line_with_the_remedy() -> None:
         Topics(KafkaSettings("127.0.0.1:1"), timeout=1).check()
 
 
-def test_records_for_a_broker_that_is_not_there_are_reported_by_flush_with_their_topic() -> None:
-    with AcknowledgedProducer(KafkaSettings("127.0.0.1:1"), delivery_timeout=1) as producer:
+@pytest.mark.parametrize("arrays", [False, True])
+def test_records_for_a_broker_that_is_not_there_are_reported_by_flush_with_their_topic(arrays: bool) -> None:
+    with AcknowledgedProducer(KafkaSettings("127.0.0.1:1"), delivery_timeout=1, arrays=arrays) as producer:
         producer.send("orders", b"value")
         with pytest.raises(
             BrokerUnavailable,
@@ -73,8 +74,9 @@ def test_records_for_a_broker_that_is_not_there_are_reported_by_flush_with_their
             producer.flush()
 
 
-def test_what_waited_too_long_is_dropped_and_the_producer_goes_on() -> None:
-    with AcknowledgedProducer(KafkaSettings("127.0.0.1:1"), delivery_timeout=60) as producer:
+@pytest.mark.parametrize("arrays", [False, True])
+def test_what_waited_too_long_is_dropped_and_the_producer_goes_on(arrays: bool) -> None:
+    with AcknowledgedProducer(KafkaSettings("127.0.0.1:1"), delivery_timeout=60, arrays=arrays) as producer:
         for count in (3, 2):
             for _ in range(count):
                 producer.send("orders", b"value")
@@ -162,9 +164,12 @@ def test_a_setting_that_is_no_number_is_refused_by_its_name() -> None:
 
 
 def test_a_setting_that_the_client_does_not_know_is_refused_and_no_secret_is_shown() -> None:
-    with pytest.raises(BrokerRefused, match="Correct the setting") as caught:
-        AcknowledgedProducer(KafkaSettings("k:1", {"security.protocol": "hugo", "sasl.password": "hunter2"}))
-    assert "hunter2" not in str(caught.value)
+    for arrays in (False, True):
+        with pytest.raises(BrokerRefused, match="Correct the setting") as caught:
+            AcknowledgedProducer(
+                KafkaSettings("k:1", {"security.protocol": "hugo", "sasl.password": "hunter2"}), arrays=arrays
+            )
+        assert "hunter2" not in str(caught.value)
 
 
 def test_a_setting_that_no_client_knows_is_wrong_usage_for_every_command() -> None:

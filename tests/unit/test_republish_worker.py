@@ -12,6 +12,7 @@ from jobs.republish.partition import InputPartition
 from jobs.republish.retry import RetryTopics
 from jobs.republish.worker import Worker
 from persistence.kafka import AcknowledgedProducer
+from persistence.kafka.array_producer import texts_of
 from tests.property.test_republish import Delivered
 
 VALUE = encode(Envelope(b"payload", (Hop("raw", 0, 1),), key=b"k"))
@@ -35,7 +36,7 @@ def worker_of(source: Gaps) -> tuple[Worker, list[tuple[str, bytes]]]:
     sent: list[tuple[str, bytes]] = []
     producer = SimpleNamespace(
         send_many=lambda topic, many: sent.extend((topic, one["value"]) for one in many),
-        send_plain=lambda topic, values, keys: sent.extend((topic, value) for value in values),
+        send_arrays=lambda topic, values, keys: sent.extend((topic, value) for value in texts_of(values)),
     )
     processor = Processor(identity, via="r", source=InputTopics(("legs",)), targets={"out": 1000})
     worker = Worker(

@@ -5,12 +5,14 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, TopicPartition
 
 from aggregations.run.plan import Plan, plan
 from envelope.hops import HopWriter
 from jobs.republish import input as reading
 from jobs.republish import loop, processor, worker
+from jobs.republish.columns import Columns
 from jobs.republish.express import Express
 from jobs.republish.topic_check import TopicCheck, TopicReplaced
 from persistence.commit.faults import (
@@ -121,7 +123,7 @@ _hold = original(reading.Input, "hold")
 _finish = original(worker.Worker, "finish")
 _write = original(HopWriter, "write")
 _passed_on = original(Express, "passed_on")
-_advance = original(worker.Worker, "_advance")
+_advancing = original(Columns, "advancing")
 
 
 def _hop(**changes: Any) -> Any:
@@ -134,13 +136,17 @@ def _hop_counted(self: Any, *arguments: Any, index: int = 0, count: int = 1, **o
     return written
 
 
-def _express_forgets_the_hop(self: Any, messages: Any, writers: Any) -> Any:
-    made = _passed_on(self, messages, writers)
-    return made._replace(values=[one and message.value() for message, one in zip(messages, made.values, strict=True)])
+def _express_forgets_the_hop(self: Any, given: Any, writers: Any) -> Any:
+    made = _passed_on(self, given, writers)
+    return given.of(np.isin(given.rows, made.rows))
 
 
-def _advances_too_far(self: Any, runs: Any) -> bool:
-    return bool(_advance(self, runs and {place: (first, after + 1) for place, (first, after) in runs.items()}))
+def _advances_too_far(self: Any, source: Any) -> Any:
+    before = {place: part.next for place, part in source.partitions.items()}
+    made = _advancing(self, source)
+    for place, part in source.partitions.items():
+        part.next += part.next != before[place]
+    return made
 
 
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
@@ -228,6 +234,6 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     ),
     "service-advances-too-far": (
         "a republisher that forwards many records at once advances one offset too far",
-        [(worker.Worker, "_advance", _advances_too_far)],
+        [(Columns, "advancing", _advances_too_far)],
     ),
 }

@@ -1,14 +1,22 @@
 """The C API of the librdkafka that confluent-kafka has loaded, by ctypes. All of it is public: rdkafka.h."""
 
 import ctypes
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
+import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, cimpl
 
-_CONSUMER: Final = 1
+PRODUCER: Final = 0
+CONSUMER: Final = 1
+_FIRST, _LAST = 12, 16
+"""First and last minor version 2.x that were checked."""
+_LEVELS: Final = (logging.CRITICAL,) * 3 + (logging.ERROR, logging.WARNING) + (logging.INFO,) * 2 + (logging.DEBUG,)
+"""Levels of Python's logging by syslog's, as confluent-kafka maps them."""
+_LOG_EVENT: Final = 0x4
 _TEXT_BYTES: Final = 512
 _METADATA_MILLISECONDS: Final = 10_000
 
@@ -18,19 +26,28 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {  # result and arguments
     "rd_kafka_name": (_text, _pointer),
     "rd_kafka_conf_new": (_pointer,),
     "rd_kafka_conf_set": (_int, _pointer, _text, _text, _pointer, _size),
+    "rd_kafka_conf_set_events": (None, _pointer, _int),
     "rd_kafka_conf_destroy": (None, _pointer),
     "rd_kafka_new": (_pointer, _int, _pointer, _pointer, _size),
     "rd_kafka_destroy": (None, _pointer),
     "rd_kafka_poll_set_consumer": (_int, _pointer),
     "rd_kafka_set_log_queue": (_int, _pointer, _pointer),
     "rd_kafka_queue_new": (_pointer, _pointer),
+    "rd_kafka_queue_get_main": (_pointer, _pointer),
     "rd_kafka_queue_get_consumer": (_pointer, _pointer),
+    "rd_kafka_queue_get_partition": (_pointer, _pointer, _text, ctypes.c_int32),
+    "rd_kafka_queue_forward": (None, _pointer, _pointer),
     "rd_kafka_queue_destroy": (None, _pointer),
     "rd_kafka_queue_poll": (_pointer, _pointer, _int),
     "rd_kafka_event_type": (_int, _pointer),
     "rd_kafka_event_log": (_int, _pointer, _pointer, _pointer, _pointer),
+    "rd_kafka_event_error": (_int, _pointer),
+    "rd_kafka_event_error_string": (_text, _pointer),
+    "rd_kafka_event_message_next": (_pointer, _pointer),
     "rd_kafka_event_destroy": (None, _pointer),
+    "rd_kafka_fatal_error": (_int, _pointer, _pointer, _size),
     "rd_kafka_topic_new": (_pointer, _pointer, _text, _pointer),
+    "rd_kafka_topic_name": (_text, _pointer),
     "rd_kafka_topic_destroy": (None, _pointer),
     "rd_kafka_metadata": (_int, _pointer, _int, _pointer, _pointer, _int),
     "rd_kafka_metadata_destroy": (None, _pointer),
@@ -44,10 +61,19 @@ _SIGNATURES: Final[dict[str, tuple[Any, ...]]] = {  # result and arguments
     "rd_kafka_consume_batch_queue": (ctypes.c_ssize_t, _pointer, _int, _pointer, _size),
     "rd_kafka_message_errstr": (_text, _pointer),
     "rd_kafka_message_timestamp": (ctypes.c_int64, _pointer, _pointer),
+    "rd_kafka_message_leader_epoch": (ctypes.c_int32, _pointer),
     "rd_kafka_message_headers": (_int, _pointer, _pointer),
     "rd_kafka_header_cnt": (_size, _pointer),
     "rd_kafka_header_get_all": (_int, _pointer, _size, _pointer, _pointer, _pointer),
     "rd_kafka_message_destroy": (None, _pointer),
+    "rd_kafka_produce_batch": (_int, _pointer, ctypes.c_int32, _int, _pointer, _int),
+    "rd_kafka_produceva": (_pointer, _pointer, _pointer, _size),
+    "rd_kafka_error_code": (_int, _pointer),
+    "rd_kafka_error_string": (_text, _pointer),
+    "rd_kafka_error_destroy": (None, _pointer),
+    "rd_kafka_flush": (_int, _pointer, _int),
+    "rd_kafka_purge": (_int, _pointer, _int),
+    "rd_kafka_outq_len": (_int, _pointer),
 }
 
 
@@ -78,27 +104,100 @@ def check(code: int) -> None:
         raise KafkaException(KafkaError(code))
 
 
-def consumer(settings: Mapping[str, Any]) -> int:
-    """Create a consumer.
+def is_known() -> bool:
+    """Whether the layouts that are read here were checked: of librdkafka's messages, and of confluent-kafka's clients."""
+    both = (confluent_kafka.libversion(), confluent_kafka.version())
+    return ctypes.sizeof(ctypes.c_void_p) == 8 and all(map(_is_checked, both))
+
+
+def _is_checked(version: Any) -> bool:
+    """Whether a version was checked; some releases of confluent-kafka return a text, others a tuple that begins with it."""
+    parts = (version if isinstance(version, str) else str(version[0])).split(".")
+    return parts[0] == "2" and len(parts) > 1 and parts[1].isdigit() and _FIRST <= int(parts[1]) <= _LAST
+
+
+def client_of(client: Any) -> int:
+    """The librdkafka client of an object of confluent-kafka: the first member of its structure, behind Python's."""
+    return ctypes.c_size_t.from_address(id(client) + object.__basicsize__).value
+
+
+def client(kind: int, settings: Mapping[str, Any], events: int = 0) -> int:
+    """Create a client.
+
+    Args:
+        kind: `PRODUCER` or `CONSUMER`.
+        settings: Settings by librdkafka's names. Without a `logger`, which confluent-kafka's clients have.
+        events: Events that its queue has instead of calling functions: `RD_KAFKA_EVENT_...`, added.
 
     Raises:
         KafkaException: A setting is invalid.
     """
     library, text = functions(), ctypes.create_string_buffer(_TEXT_BYTES)
     conf = library.rd_kafka_conf_new()
+    library.rd_kafka_conf_set_events(conf, events)
     for name, value in settings.items():
         written = str(value).lower() if isinstance(value, bool) else str(value)
         if library.rd_kafka_conf_set(conf, name.encode(), written.encode(), text, _TEXT_BYTES):
             library.rd_kafka_conf_destroy(conf)
             raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text.value.decode(errors="replace")))
-    made: int | None = library.rd_kafka_new(_CONSUMER, conf, text, _TEXT_BYTES)
+    made: int | None = library.rd_kafka_new(kind, conf, text, _TEXT_BYTES)
     if made is None:
         error = library.rd_kafka_last_error()
         library.rd_kafka_conf_destroy(conf)
-        what = f"Failed to create consumer: {text.value.decode(errors='replace')}"
+        what = (
+            f"Failed to create {'consumer' if kind == CONSUMER else 'producer'}: {text.value.decode(errors='replace')}"
+        )
         raise KafkaException(KafkaError(error, what))
-    library.rd_kafka_poll_set_consumer(made)
+    if kind == CONSUMER:
+        library.rd_kafka_poll_set_consumer(made)
     return made
+
+
+class Logs:
+    """The log lines of a client with the setting `log.queue`, which its user passes on to a logger.
+
+    Attributes:
+        queue: The client's queue, to be destroyed before it.
+    """
+
+    def __init__(self, kafka: int, logger: logging.Logger) -> None:
+        self._kafka = kafka
+        self._logger = logger
+        self.queue: int = functions().rd_kafka_queue_new(kafka)
+        functions().rd_kafka_set_log_queue(kafka, self.queue)
+
+    def pass_on(self) -> None:
+        """Pass on the lines so far."""
+        library, facility, text, level = functions(), ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_int()
+        name = library.rd_kafka_name(self._kafka)
+        while event := library.rd_kafka_queue_poll(self.queue, 0):
+            places = map(ctypes.byref, (facility, text, level))
+            if library.rd_kafka_event_type(event) == _LOG_EVENT and not library.rd_kafka_event_log(event, *places):
+                words = [(one or b"").decode(errors="replace") for one in (facility.value, name, text.value)]
+                self._logger.log(_LEVELS[level.value & 7], "%s [%s] %s", *words)
+            library.rd_kafka_event_destroy(event)
+
+
+class Message(ctypes.Structure):
+    """`rd_kafka_message_t`."""
+
+    _fields_ = (
+        ("err", ctypes.c_int),
+        ("topic", ctypes.c_void_p),
+        ("partition", ctypes.c_int32),
+        ("payload", ctypes.c_void_p),
+        ("size", ctypes.c_size_t),
+        ("key", ctypes.c_void_p),
+        ("key_size", ctypes.c_size_t),
+        ("offset", ctypes.c_int64),
+        ("private", ctypes.c_void_p),
+    )
+
+    @property
+    def error(self) -> KafkaError:
+        """Its error, if `err` is not zero, with librdkafka's words for it."""
+        text = functions().rd_kafka_message_errstr(ctypes.addressof(self)) or b""
+        return KafkaError(self.err, text.decode(errors="replace"))
 
 
 def look_up_leaders(kafka: int, topic: str) -> None:
