@@ -103,17 +103,21 @@ class HopWriter:
         template.learn(hop, whole, self._front, self._back + _KEYLESS_BYTES * keyless)
         return whole
 
-    def around(self, leader_epoch: int | None) -> tuple[bytes, bytes, bytes]:
+    def around(self, leader_epoch: int | None, *, keyless: bool = False) -> tuple[bytes, bytes, bytes]:
         """Return what a hop consists of apart from two numbers of its record, without the tag and the length.
+
+        Args:
+            leader_epoch: As in `Hop`.
+            keyless: As in `Hop`.
 
         Returns:
             The bytes before the offset, those between the offset and the timestamp, and those behind the timestamp. A
             hop with an offset or a timestamp of zero has other bytes.
         """
-        hop = replace(self._hop, offset=1, index=0, count=1, leader_epoch=leader_epoch, timestamp_ms=1)
+        hop = replace(self._hop, offset=1, count=1, leader_epoch=leader_epoch, timestamp_ms=1, keyless=keyless)
         body = encode_hop(hop, self._limits)
         body = body[body.index(self._front) :]
-        middle, back = len(self._front) + 1, len(body) - self._back
+        middle, back = len(self._front) + 1, len(body) - self._back - _KEYLESS_BYTES * keyless
         return self._front, body[middle : back - 1], body[back:]
 
     def _template(self, variant: tuple[int, int, bool, bool, bool]) -> "_Template":

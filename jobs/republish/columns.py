@@ -1,7 +1,7 @@
 """Delivered messages as columns: those that the fast path may forward, and what it made of them."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ _LEAST_MESSAGES: Final = 4
 
 
 class Columns(NamedTuple):
-    """Messages that have a value and a key, and no headers.
+    """Messages that have a value and no headers, and whose key is not empty.
 
     Attributes:
         rows: Place of each among the delivered messages, ascending.
@@ -86,7 +86,7 @@ class Columns(NamedTuple):
 
 
 def columns_of(messages: Sequence[Consumed]) -> Columns:
-    """The messages that have a value and a key, and no headers, as columns."""
+    """The messages that have a value and no headers, and whose key is not empty, as columns."""
     made = getattr(messages, "columns", None)
     return made() if made else _of_objects(messages)
 
@@ -97,7 +97,7 @@ def _of_objects(messages: Sequence[Consumed]) -> Columns:
     rows = [
         row
         for row, value in enumerate(values)
-        if value and keys[row] and not headed[row] and messages[row].error() is None
+        if value and keys[row] != b"" and not headed[row] and messages[row].error() is None
     ]
     usual = [messages[row] for row in rows]
     numbers: dict[At, int] = {}
@@ -108,6 +108,6 @@ def _of_objects(messages: Sequence[Consumed]) -> Columns:
         np.array(codes, np.int64),
         np.array([one.offset() for one in usual], np.int64),
         np.array([time if kind else 0 for kind, time in [one.timestamp() for one in usual]], np.int64),
-        spans_of(cast(list[bytes], [values[row] for row in rows])),
-        spans_of(cast(list[bytes], [keys[row] for row in rows])),
+        spans_of([values[row] for row in rows]),
+        spans_of([keys[row] for row in rows]),
     )

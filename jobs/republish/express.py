@@ -13,7 +13,7 @@ from envelope.hops import HopWriter
 from envelope.limits import DEFAULT_LIMITS
 from jobs.republish.columns import Columns, columns_of
 from jobs.republish.partition import Consumed
-from persistence.kafka.array_producer import Spans, spans_of, texts_of
+from persistence.kafka.array_producer import Spans, sizes_of, spans_of, texts_of
 
 _MOST_HOPS: Final = 1024
 """Hops of a chain that compiled code reads."""
@@ -71,14 +71,14 @@ class Express:
         """
         places = [(writers.get(one[:2]), one[2]) for one in given.at]
         self._learn(set(places))
-        own = np.array([self._places.get(place, -1) for place in places], np.int64)[given.codes]
+        place = np.array([self._places.get(one, -1) for one in places], np.int64)[given.codes]
         good = self._read(given.values, given.keys)
-        good &= (own >= 0) & (given.offsets > 0) & (given.times > 0)
+        good &= (place >= 0) & (given.offsets > 0) & (given.times > 0)
+        own = 2 * place + (given.keys[2] < 0)
         sizes, ends = given.values[2], np.empty(len(own), np.int64)
         out = np.empty(int(sizes.sum()) + len(own) * (FRAME_BYTES + self._most_parts), np.uint8)
-        append_hops(
-            given.values, given.keys[2], self._spans, own, given.offsets, given.times, self._most_bytes, good, out, ends
-        )
+        numbers = (own, given.offsets, given.times)
+        append_hops(given.values, sizes_of(given.keys), self._spans, *numbers, self._most_bytes, good, out, ends)
         lengths = np.diff(ends, prepend=0)
         made = given._replace(values=(out, ends - lengths, lengths))
         return made if good.all() else made.of(good)
@@ -92,7 +92,7 @@ class Express:
         for writer, leader_epoch in places - self._places.keys():
             if writer is not None:
                 self._places[writer, leader_epoch] = len(self._places)
-                self._parts += writer.around(leader_epoch)
+                self._parts += writer.around(leader_epoch) + writer.around(leader_epoch, keyless=True)
         self._spans = spans_of(self._parts)
 
     @property

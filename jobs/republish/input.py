@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition, cimpl
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 import envelope
 from jobs.republish.client_watch import ClientWatch
 from jobs.republish.counts import Statistics
+from jobs.republish.delivery import Delivery
 from jobs.republish.growth import Committed, Note
 from jobs.republish.growth_watch import GrowthWatch
 from jobs.republish.offsets import commit_offsets, committed, failure, is_of_another_topic, patiently
@@ -19,19 +20,14 @@ from jobs.republish.partition import Consumed, InputPartition
 from jobs.republish.place import INSTANCE, SESSION_MS
 from jobs.republish.topic_check import TopicCheck
 from persistence.commit.faults import REPUBLISH_NOTE, effect
-from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics, librdkafka
+from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error, connection_trouble
 from persistence.kafka.facts import TopicFacts
 from persistence.kafka.reading import READ_AHEAD
 
-if TYPE_CHECKING:
-    from jobs.republish.pointers import Pointed
-
 _LOG = logging.getLogger("headwater.republish")
 
 _IDLE_SECONDS: Final = 300.0  # max.poll.interval.ms: the longest that a group waits for a member that hangs
-_WAIT_SECONDS: Final = 0.2  # the longest that a stop waits for an idle consumer
-_JOIN_SECONDS: Final = 0.05  # ... and that it waits to join its group
 _GATHER_SECONDS: Final = 0.05  # between two checks of the topics' ids while records arrive ...
 _LOOK_SECONDS: Final = 60.0  # ... and while none arrive ...
 _GROWING_SECONDS: Final = 1.0  # ... unless partitions wait
@@ -119,17 +115,9 @@ class Input:
             cooperates = config["partition.assignment.strategy"] == _COOPERATIVE
             self._assign = self._consumer.incremental_assign if cooperates else self._consumer.assign
             self._subscribe()
-            self._pointed = self._split_off() if pointers else None  # this takes time: meanwhile the group answers
+            self._delivery = Delivery(self._consumer, pointers=pointers)
         except KafkaException as error:
             raise broker_error(error.args[0], "setting up the consumer") from error
-
-    def _split_off(self) -> "Pointed | None":
-        """What takes messages without objects; none for a client that is not known, such as that of a simulated broker."""
-        if not (librdkafka.is_known() and isinstance(self._consumer, cimpl.Consumer)):
-            return None
-        from jobs.republish.pointers import Pointed  # it loads compiled code
-
-        return Pointed(self._consumer)
 
     def read(self, most: int) -> Sequence[Consumed]:
         """Return up to `most` records of the assigned topics: those available now, or within a fifth of a second.
@@ -142,7 +130,9 @@ class Input:
         """
         if self.assigned and self._joins_again:
             self._join_again()
-        got = self._take(most)
+        got = self._delivery.take(
+            most, lambda: max(_GATHER_SECONDS - self._topic_check.seconds, 0.0), assigned=self.assigned
+        )
         if got:
             self._topic_check.begin(self.partitions.values())
             self._note()  # before the records are processed: one of them may end this process, each time anew
@@ -157,20 +147,6 @@ class Input:
                     self._topics.check()
                 self._client.check()
         return []
-
-    def _take(self, most: int) -> Sequence[Consumed]:
-        if self._pointed is None:
-            return self._gathered(self._consumer.consume, most)
-        self._pointed.give_back()
-        # The consumer itself has nothing but rebalances and errors.
-        found = self._consumer.consume(most, 0 if self.assigned else _JOIN_SECONDS)
-        return cast(list[Consumed], found) or (self._gathered(self._pointed.take, most) if self.assigned else ())
-
-    def _gathered(self, take: Callable[[int, float], Any], most: int) -> Sequence[Consumed]:
-        got = take(1, _WAIT_SECONDS)
-        if got and most > 1:
-            got += take(most - 1, max(_GATHER_SECONDS - self._topic_check.seconds, 0.0))
-        return cast(Sequence[Consumed], got)
 
     def check(self) -> None:
         """Check that no topic was created again before the records were read that `read` returned last.
@@ -327,18 +303,14 @@ class Input:
 
     def close(self) -> None:
         """Leave the group."""
-        self._close()
+        self._delivery.close()
+        self._consumer.close()
 
     def abandon(self) -> None:
         """Leave the group without finishing anything: uncommitted records are read again."""
         self._before_revoke = lambda: None
         self.partitions.clear()
-        self._close()
-
-    def _close(self) -> None:
-        if self._pointed:
-            self._pointed.close()
-        self._consumer.close()
+        self.close()
 
     def _on_assign(self, consumer: Consumer, added: list[TopicPartition]) -> None:
         self.assigned = True
@@ -358,9 +330,7 @@ class Input:
         starts = [at for at in found if (at.topic, at.partition) in mine]
         for at in starts:
             self._begin(at, facts[at.topic], marks[envelope.TopicPartition(at.topic, at.partition)].low)
-        if self._pointed:
-            for at in starts:
-                self._pointed.split_off(at.topic, at.partition)
+        self._delivery.begin(starts)
         # By default the client library would fetch the committed offsets again, and start there.
         self._assign(starts)
         for fact in facts.values():
@@ -421,8 +391,7 @@ class Input:
     def _forget(self, gone: list[TopicPartition]) -> None:
         for at in gone:
             part = self.partitions.pop((at.topic, at.partition), None)
-            if self._pointed:
-                self._pointed.join(at.topic, at.partition)
+            self._delivery.end(at)
             if part and part.due_ms:
                 self._consumer.resume([at])  # or it would still be paused when it is assigned again
         self._growth.forget({part.topic for part in gone} - {part.topic for part in self.partitions.values()})

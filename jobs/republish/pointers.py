@@ -109,7 +109,7 @@ class Pointers(Sequence[Consumed]):
         return sum(_sizes(self._messages)[2:])
 
     def columns(self) -> Columns:
-        """Those that have a value, a key and no headers, as columns."""
+        """Those that have a value and no headers, and whose key is not empty, as columns."""
         taken = self._messages
         count, errors, *sizes = _sizes(taken)
         if max(sizes) > _MOST_BYTES:
@@ -125,7 +125,7 @@ class Pointers(Sequence[Consumed]):
         message_kernels.described(taken, leader_epoch, headers, topics, epochs, headed)
         at, codes = _numbered(topics, partitions, epochs)
         made = Columns(np.delete(np.arange(count), failed), at, codes, offsets, times, _spans(values), _spans(keys))
-        usual = ~headed & (made.values[2] > 0) & (made.keys[2] > 0)
+        usual = ~headed & (made.values[2] > 0) & (made.keys[2] != 0)
         return made if usual.all() else made.of(usual)
 
 
@@ -226,8 +226,8 @@ def _numbered(topics: Any, partitions: Any, epochs: Any) -> tuple[list[At], npt.
 
 
 def _spans(column: tuple[Any, Any, Any]) -> Spans:
-    bounds, _, data = column
-    return data, bounds[:-1].astype(np.int64), np.diff(bounds).astype(np.int64)
+    bounds, valid, data = column
+    return data, bounds[:-1].astype(np.int64), np.where(valid, np.diff(bounds), np.int64(-1))
 
 
 def _topic_name(topic: int | None) -> str:

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 from persistence.kafka import librdkafka
 
 Spans: TypeAlias = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]
-"""Byte strings: a buffer, and where each begins in it and how long it is."""
+"""Byte strings: a buffer, and where each begins in it and how long it is; a length of -1 for none."""
 
 _REPORTS, _ERRORS = 0x1, 0x8
 """`RD_KAFKA_EVENT_DR` and `RD_KAFKA_EVENT_ERROR`."""
@@ -97,15 +97,19 @@ class ArrayProducer:
             raise KafkaException(found)
 
     def produce_arrays(self, topic: str, values: Spans, keys: Spans) -> None:
-        """Queue records, in order, each with a value and a key.
+        """Queue records without headers, in order.
 
         Raises:
             KafkaException: A record cannot be sent; some others may be queued.
         """
-        messages = np.zeros((len(values[1]), _WORDS), np.int64)
+        count = len(values[1])
+        messages = np.zeros((count, _WORDS), np.int64)
         _place(messages, _PAYLOAD, values)
         _place(messages, _KEY, keys)
-        self._produce(topic, messages)
+        where, at = self._topic(topic), messages.ctypes.data
+        if self._library.rd_kafka_produce_batch(where, _BY_KEY, _COPY, at, count) < count:
+            codes = (messages[:, 0] & _ERROR).astype(np.uint32).view(np.int32)
+            raise KafkaException(KafkaError(int(codes[codes != 0][0])))
 
     def produce_batch(self, topic: str, messages: Sequence[Mapping[str, bytes | None]]) -> int:
         """Queue records without headers, in order; return their number.
@@ -113,14 +117,8 @@ class ArrayProducer:
         Raises:
             KafkaException: A record cannot be sent; some others may be queued.
         """
-        made = np.zeros((len(messages), _WORDS), np.int64)
-        kept = []
-        for name, column in (("value", _PAYLOAD), ("key", _KEY)):
-            texts = [one.get(name) for one in messages]
-            kept.append(spans := spans_of([text or b"" for text in texts]))
-            _place(made, column, spans)
-            made[[text is None for text in texts], column] = 0
-        self._produce(topic, made)
+        values, keys = (spans_of([one.get(name) for one in messages]) for name in ("value", "key"))
+        self.produce_arrays(topic, values, keys)
         return len(messages)
 
     def poll(self, seconds: float = 0) -> int:
@@ -156,12 +154,6 @@ class ArrayProducer:
     def purge(self) -> None:
         """Drop all records that wait."""
         self._library.rd_kafka_purge(self._kafka, _QUEUES)
-
-    def _produce(self, topic: str, messages: npt.NDArray[np.int64]) -> None:
-        where, at, count = self._topic(topic), messages.ctypes.data, len(messages)
-        if self._library.rd_kafka_produce_batch(where, _BY_KEY, _COPY, at, count) < count:
-            codes = (messages[:, 0] & _ERROR).astype(np.uint32).view(np.int32)
-            raise KafkaException(KafkaError(int(codes[codes != 0][0])))
 
     def _topic(self, name: str) -> int:
         if name not in self._topics:
@@ -227,21 +219,29 @@ _TOPIC, _PARTITION, _VALUE, _KEY_OF, _FLAGS, _HEADER = 1, 3, 4, 5, 7, 9
 """Kinds of arguments: `RD_KAFKA_VTYPE_...`."""
 
 
-def spans_of(texts: Sequence[bytes]) -> Spans:
+def spans_of(texts: Sequence[bytes | None]) -> Spans:
     """Byte strings as spans."""
-    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
-    starts: npt.NDArray[np.int64] = np.cumsum(lengths) - lengths
-    return np.frombuffer(b"".join(texts), np.uint8), starts, lengths
+    lengths = np.fromiter((-1 if text is None else len(text) for text in texts), np.int64, len(texts))
+    sizes = np.maximum(lengths, 0)
+    return np.frombuffer(b"".join(filter(None, texts)), np.uint8), np.cumsum(sizes) - sizes, lengths
 
 
-def texts_of(spans: Spans) -> list[bytes]:
+def texts_of(spans: Spans) -> list[bytes | None]:
     """Spans as byte strings."""
     data = spans[0].tobytes()
-    return [data[at : at + size] for at, size in zip(spans[1].tolist(), spans[2].tolist(), strict=True)]
+    places = zip(spans[1].tolist(), spans[2].tolist(), strict=True)
+    return [None if size < 0 else data[at : at + size] for at, size in places]
+
+
+def sizes_of(spans: Spans) -> npt.NDArray[np.int64]:
+    """Bytes of each byte string; 0 for none."""
+    return np.maximum(spans[2], 0)
 
 
 def _place(messages: npt.NDArray[np.int64], column: int, spans: Spans) -> None:
-    messages[:, column], messages[:, column + 1] = spans[0].ctypes.data + spans[1], spans[2]
+    """Write addresses and sizes; an empty byte string has an address, too."""
+    messages[:, column] = np.where(spans[2] < 0, 0, spans[0].ctypes.data + spans[1])
+    messages[:, column + 1] = sizes_of(spans)
 
 
 def _text(given: bytes | None) -> str:

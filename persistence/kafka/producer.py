@@ -189,21 +189,22 @@ class AcknowledgedProducer:
             self._fail(broker_error(refused, f"producing to {topic}"))
 
     def send_arrays(self, topic: str, values: "Spans", keys: "Spans") -> None:
-        """Queue records, in order, each with a value and a key and without headers.
+        """Queue records without headers, in order.
 
         Args:
             topic: The topic.
-            values: Values as a buffer (uint8), and where each begins in it and how many bytes it has (int64).
+            values: Values: a buffer (uint8), and where each begins in it and how many bytes it has (int64); -1 for none.
             keys: The same of the keys.
 
         Raises:
             BrokerError: A record cannot be sent, or an earlier record has failed.
         """
-        count, size = len(values[1]), int(values[2].sum() + keys[2].sum())
-        fits = int(values[2].max(initial=0) + keys[2].max(initial=0)) <= self._most_record
-        if not self._arrays or not fits or count > self._most_messages or size > self._most_bytes:
-            from persistence.kafka.array_producer import texts_of  # it imports numpy
+        from persistence.kafka.array_producer import sizes_of, texts_of  # it imports numpy
 
+        count, (value_sizes, key_sizes) = len(values[1]), (sizes_of(values), sizes_of(keys))
+        size = int(value_sizes.sum() + key_sizes.sum())
+        fits = int(value_sizes.max(initial=0) + key_sizes.max(initial=0)) <= self._most_record
+        if not self._arrays or not fits or count > self._most_messages or size > self._most_bytes:
             self.send_plain(topic, texts_of(values), texts_of(keys))
             return
         self._reserve(topic, count, size)

@@ -4,7 +4,7 @@ import json
 import sys
 
 from jobs.loading import load
-from jobs.republish import InputRecord, InputTopics, OutputRecord, RetryTopics, republish
+from jobs.republish import InputRecord, InputTopics, OutputRecord, RetryTopics, identity, republish
 from persistence.kafka import KafkaSettings
 
 
@@ -27,7 +27,7 @@ def main() -> None:
     if "deduplicate" in arguments:
         arguments["deduplicate"] = load(arguments["deduplicate"])
     done = republish(
-        arguments.pop("transform", split),
+        identity if arguments.pop("transform", "") == "identity" else split,
         source=source,
         settings=settings,
         retry=retry,

@@ -21,6 +21,8 @@ from tests.simulation.life import SimulatedReport
 
 GOOD = encode(Envelope(b"payload", (Hop("raw", 0, 1),), key=b"k"))
 LONGER = encode(Envelope(bytes(80), (Hop("raw", 0, 1), Hop("mid", 2, 300)), key=b"k"))
+KEYLESS = encode(Envelope(b"payload", (Hop("raw", 0, 1),)))
+EMPTY = encode(Envelope(b"payload", (Hop("raw", 0, 1),), key=b""))
 GONE, WAITS = 2, 3
 """Partitions whose records are left: one was revoked, one waits."""
 
@@ -28,13 +30,15 @@ KINDS = {
     "good": {},
     "longer": {"value": LONGER},
     "headers": {"headers": [("h", b"1")]},
-    "no key": {"key": None},
+    "no key": {"key": None, "value": KEYLESS},
+    "lost its key": {"key": None},  # a dead letter
+    "an empty key": {"key": b"", "value": EMPTY},
     "another key": {"key": b"other"},  # a dead letter
     "damaged": {"value": GOOD[:-1] + b"\0"},
     "a tombstone": {"value": None},
     "no time": {"timestamp_ms": None},
 }
-usual = st.sampled_from(["good", "good", "longer"])
+usual = st.sampled_from(["good", "good", "longer", "no key"])
 kinds = usual | usual | usual | st.sampled_from([*KINDS, "end"])
 places = st.sampled_from([0, 0, 0, 0, 1, 1, 1, GONE, WAITS])
 steps = st.sampled_from([1, 1, 1, 1, 1, 1, 2, 9])

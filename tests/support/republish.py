@@ -12,7 +12,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
-from envelope import decode
+from envelope import Envelope, Hop, decode, encode
 from jobs.republish import Republisher, Statistics, identity
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from persistence.kafka.reading import assign
@@ -31,6 +31,12 @@ def produce(settings: KafkaSettings, topic: str, records: Sequence[tuple[bytes |
         for key, value in records:
             producer.send(topic, value, key)
         producer.flush()
+
+
+def wrapped(records: Sequence[tuple[bytes | None, bytes]]) -> list[tuple[bytes | None, bytes]]:
+    """The records in envelopes of one hop, as a republisher forwards them in compiled code."""
+    hops = [(Hop("raw", 0, number),) for number in range(len(records))]
+    return [(key, encode(Envelope(value, hop, key=key))) for (key, value), hop in zip(records, hops, strict=True)]
 
 
 def read_all(settings: KafkaSettings, topic: str) -> list[Any]:

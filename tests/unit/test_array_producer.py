@@ -55,6 +55,7 @@ def read(servers: str, topic: str, count: int) -> list[Any]:
 def test_spans_and_texts() -> None:
     assert texts_of(spans_of(TEXTS)) == TEXTS
     assert texts_of(spans_of([])) == []
+    assert texts_of(spans_of([None, b"", None])) == [None, b"", None]
     data, starts, sizes = spans_of(TEXTS)
     assert texts_of((data, starts[1:3], sizes[1:3])) == TEXTS[1:3]
 
@@ -85,10 +86,12 @@ def test_records_without_a_key_and_to_a_partition(servers: str) -> None:
     producer.produce(topic, b"v", None, 3)
     producer.produce(topic, b"v", b"", 2)
     assert producer.produce_batch(topic, [{"value": b"w"}, {"value": b"w", "key": None}]) == 2
+    producer.produce_arrays(topic, spans_of([b"w", None]), spans_of([None, b"tombstone"]))
     assert producer.flush(10) == 0
-    found = read(servers, topic, 4)
+    found = read(servers, topic, 6)
     assert [(one.key(), one.partition()) for one in found if one.value() == b"v"] == [(b"", 2), (None, 3)]
-    assert [one.key() for one in found if one.value() == b"w"] == [None, None]
+    assert [one.key() for one in found if one.value() == b"w"] == [None, None, None]
+    assert [one.key() for one in found if one.value() is None] == [b"tombstone"]
 
 
 def test_a_record_that_is_too_large_is_refused(servers: str) -> None:
