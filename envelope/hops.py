@@ -114,7 +114,7 @@ class HopWriter:
             The bytes before the offset, those between the offset and the timestamp, and those behind the timestamp. A
             hop with an offset or a timestamp of zero has other bytes.
         """
-        hop = replace(self._hop, offset=1, count=1, leader_epoch=leader_epoch, timestamp_ms=1, keyless=keyless)
+        hop = replace(self._hop, offset=1, index=0, count=1, leader_epoch=leader_epoch, timestamp_ms=1, keyless=keyless)
         body = encode_hop(hop, self._limits)
         body = body[body.index(self._front) :]
         middle, back = len(self._front) + 1, len(body) - self._back - _KEYLESS_BYTES * keyless

@@ -15,7 +15,14 @@ from jobs.republish.counts import Statistics
 from jobs.republish.delivery import Delivery
 from jobs.republish.growth import Committed, Note
 from jobs.republish.growth_watch import GrowthWatch
-from jobs.republish.offsets import commit_offsets, committed, failure, is_of_another_topic, patiently
+from jobs.republish.offsets import (
+    commit_in_callback,
+    commit_offsets,
+    committed,
+    failure,
+    is_of_another_topic,
+    patiently,
+)
 from jobs.republish.partition import Consumed, InputPartition
 from jobs.republish.place import INSTANCE, SESSION_MS
 from jobs.republish.topic_check import TopicCheck
@@ -89,6 +96,7 @@ class Input:
         self._ends = ends
         self._before_revoke = before_revoke
         self._connection = ""
+        self._is_called_back = False
         self._topic_check = TopicCheck(self._topics)
         self._found: dict[str, TopicFacts] = {}
         self._joins_again = self._static = INSTANCE in settings.client()
@@ -296,7 +304,10 @@ class Input:
         if not offsets:
             return
         asked = [TopicPartition(part.topic, part.partition, at, metadata=str(part.note)) for part, at in offsets]
-        results = patiently(lambda left: commit_offsets(self._consumer, asked, left, self._connection), timeout)
+        if self._is_called_back:
+            results = commit_in_callback(self._consumer, asked, self._connection)
+        else:
+            results = patiently(lambda left: commit_offsets(self._consumer, asked, left, self._connection), timeout)
         for (part, at), is_committed in zip(offsets, results, strict=True):
             if is_committed:
                 part.committed, part.noted = at, part.note
@@ -360,7 +371,9 @@ class Input:
 
     def _on_revoke(self, consumer: Consumer, gone: list[TopicPartition]) -> None:
         self._statistics.rebalances += 1
+        self._is_called_back = True
         self._before_revoke()
+        self._is_called_back = False
         self._forget(gone)
 
     def _on_lost(self, consumer: Consumer, gone: list[TopicPartition]) -> None:

@@ -97,6 +97,31 @@ def commit_offsets(consumer: Consumer, offsets: list[TopicPartition], timeout: f
     return [at.error is None for at in results]
 
 
+def commit_in_callback(consumer: Consumer, offsets: list[TopicPartition], hint: str) -> list[bool]:
+    """Commit offsets within a callback of the consumer, and return for each whether it was committed.
+
+    A commit that waits for its answer could wait for ever, and another thread, which could be left alone with it, may not
+    use the consumer meanwhile: since confluent-kafka 2.16 its calls wait for each other. So this one does not wait; the
+    group's coordinator answers in the order of the requests, and the offsets that it then has show what became of it.
+
+    Args:
+        consumer: A member of the group.
+        offsets: Offsets to commit, each with its `Note`.
+        hint: What the connection reported.
+
+    Raises:
+        BrokerError: The group's coordinator refused or did not answer.
+    """
+    try:
+        consumer.commit(offsets=offsets, asynchronous=True)
+    except KafkaException as error:
+        if error.args[0].code() not in _OVERTAKEN:
+            raise failure(error.args[0], "committing the input offsets", hint) from error
+        return [False] * len(offsets)
+    found = {(at.topic, at.partition): (at.offset, at.metadata) for at in committed(consumer, offsets, hint)}
+    return [found.get((at.topic, at.partition)) == (at.offset, at.metadata) for at in offsets]
+
+
 def patiently(
     action: Callable[[float], T],
     timeout: float | None = None,

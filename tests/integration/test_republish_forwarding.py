@@ -120,12 +120,15 @@ def test_one_that_is_killed_repeats_and_loses_nothing(fault: str, settings: Kafk
     verify(settings, source, target, dead, once=False)
 
 
+@pytest.mark.parametrize("objects", [False, True])
 @pytest.mark.parametrize("killed", [False, True])
 def test_members_that_come_and_go_repeat_nothing_unless_one_is_killed(
-    killed: bool, settings: KafkaSettings, topic: Make, topics: Topics
+    killed: bool, objects: bool, settings: KafkaSettings, topic: Make, topics: Topics
 ) -> None:
     source, target, dead = topic(6, "in"), topic(3, "out"), topic(1, "dead")
-    arguments = arguments_of(settings, source, target, dead, max_wait=0.1, options={"session.timeout.ms": "6000"})
+    arguments = arguments_of(
+        settings, source, target, dead, objects=objects, max_wait=0.1, options={"session.timeout.ms": "6000"}
+    )
     members: list[subprocess.Popen[str]] = []
     dice = random.Random(7)
     try:
