@@ -25,7 +25,7 @@ from jobs.republish.offsets import (
 )
 from jobs.republish.partition import Consumed, InputPartition
 from jobs.republish.place import INSTANCE, SESSION_MS
-from jobs.republish.topic_check import TopicCheck
+from jobs.republish.topic_check import TopicCheck, facts_of
 from persistence.commit.faults import REPUBLISH_NOTE, effect
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error, connection_trouble
@@ -96,7 +96,7 @@ class Input:
         self._ends = ends
         self._before_revoke = before_revoke
         self._connection = ""
-        self._is_called_back = False
+        self._is_called_back = self._is_closing = False
         self._topic_check = TopicCheck(self._topics)
         self._found: dict[str, TopicFacts] = {}
         self._joins_again = self._static = INSTANCE in settings.client()
@@ -314,6 +314,7 @@ class Input:
 
     def close(self) -> None:
         """Leave the group."""
+        self._is_closing = True
         self._delivery.close()
         self._consumer.close()
 
@@ -324,6 +325,8 @@ class Input:
         self.close()
 
     def _on_assign(self, consumer: Consumer, added: list[TopicPartition]) -> None:
+        if self._is_closing:
+            return  # the group had assigned them before it learned of the end; it answers this consumer no longer
         self.assigned = True
         self._statistics.rebalances += 1
         self._member_ids.add(consumer.memberid() or "")
@@ -332,7 +335,7 @@ class Input:
         if not added:
             return
         names = {part.topic for part in added}
-        facts = patiently(lambda left: self._facts(added))
+        facts = patiently(lambda left: facts_of(self._topics, added))
         marks = patiently(lambda left: self._topics.marks(names))
         for fact in facts.values():
             self._growth.see(fact)
@@ -347,14 +350,6 @@ class Input:
         for fact in facts.values():
             if fact.name in self._growth.sources:
                 self._judge(fact, found)
-
-    def _facts(self, added: Iterable[TopicPartition]) -> dict[str, TopicFacts]:
-        """Facts about the topics of partitions, from a broker that knows all of these partitions."""
-        facts = self._topics.describe({part.topic for part in added})
-        for part in added:
-            if part.partition >= facts[part.topic].partitions:
-                raise BrokerUnavailable(f"{part.topic}:{part.partition} is not known to all brokers yet", "Try again")
-        return facts
 
     def _begin(self, at: TopicPartition, fact: TopicFacts, low: int) -> None:
         """Start a partition at its committed offset, or at its first offset, and set `at` to it."""

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final
 
+from confluent_kafka import TopicPartition
+
 from jobs.republish.offsets import patiently
 from jobs.republish.partition import InputPartition
 from persistence.kafka import BrokerRefused, BrokerUnavailable, Topics
@@ -68,3 +70,16 @@ class TopicCheck:
                     f"{part.topic} was created again while it was read", "Start again; nothing of it is lost"
                 )
         return facts
+
+
+def facts_of(topics: Topics, parts: Collection[TopicPartition]) -> dict[str, TopicFacts]:
+    """Facts about the topics of partitions, from a broker that knows all of these partitions.
+
+    Raises:
+        BrokerUnavailable: It does not know one of them yet.
+    """
+    facts = topics.describe({part.topic for part in parts})
+    for part in parts:
+        if part.partition >= facts[part.topic].partitions:
+            raise BrokerUnavailable(f"{part.topic}:{part.partition} is not known to all brokers yet", "Try again")
+    return facts

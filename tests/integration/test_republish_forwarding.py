@@ -9,10 +9,13 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import ConsumerGroupState, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
 
 from envelope import Envelope, Hop, decode, encode
-from jobs.republish import Republisher, identity
+from jobs.republish import Republisher, Statistics, identity
+from jobs.republish.growth_watch import GrowthWatch
+from jobs.republish.input import Input
 from jobs.republish.pointers import PointedMessage
 from persistence.kafka import KafkaSettings, Topics
 from tests.support.republish import Make, process, read_all
@@ -152,6 +155,40 @@ def test_members_that_come_and_go_repeat_nothing_unless_one_is_killed(
         for one in members:
             one.communicate(timeout=60)
     verify(settings, source, target, dead, once=not killed)
+
+
+def is_stable(admin: AdminClient, group: str) -> bool:
+    try:
+        return bool(admin.describe_consumer_groups([group])[group].result().state == ConsumerGroupState.STABLE)
+    except KafkaException:  # the group has no coordinator yet
+        return False
+
+
+@pytest.mark.parametrize("pointers", [True, False])
+def test_a_member_that_is_given_partitions_while_it_leaves_takes_none(
+    pointers: bool, settings: KafkaSettings, topic: Make
+) -> None:
+    source, group, counts = topic(4, "in"), uuid.uuid4().hex, Statistics()
+    growth = GrowthWatch(
+        [source], group=group, accepted=False, max_age=300, statistics=counts, on_change=lambda: None
+    )  # fmt: skip
+    member = Input(
+        settings,
+        group,
+        [source],
+        "r",
+        before_revoke=lambda: None,
+        statistics=counts,
+        member_ids=set(),
+        growth=growth,
+        pointers=pointers,
+    )
+    admin, deadline = AdminClient(settings.client()), time.monotonic() + 30
+    while not is_stable(admin, group):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    member.close()
+    assert not member.partitions
 
 
 def test_no_object_is_made_of_usual_records(
