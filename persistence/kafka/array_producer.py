@@ -230,6 +230,23 @@ def texts_of(spans: Spans) -> list[bytes | None]:
     return [None if size < 0 else data[at : at + size] for at, size in places]
 
 
+def check_spans(*columns: Spans) -> None:
+    """Check that columns may be read at their addresses.
+
+    Raises:
+        ValueError: They may not.
+    """
+    count = len(columns[0][1])
+    for data, starts, sizes in columns:
+        if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
+            raise ValueError("the buffer is not a contiguous array of uint8")
+        if not all(one.dtype == np.int64 and one.shape == (count,) for one in (starts, sizes)):
+            raise ValueError(f"the starts and lengths are not arrays of {count} int64")
+        known = sizes >= 0
+        if not (known <= (starts >= 0)).all() or not (known <= (starts <= len(data) - sizes)).all():
+            raise ValueError("a byte string is not within the buffer")
+
+
 def sizes_of(spans: Spans) -> npt.NDArray[np.int64]:
     """Bytes of each byte string; 0 for none."""
     return np.maximum(spans[2], 0)

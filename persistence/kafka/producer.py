@@ -198,9 +198,11 @@ class AcknowledgedProducer:
 
         Raises:
             BrokerError: A record cannot be sent, or an earlier record has failed.
+            ValueError: The arrays are of other types or numbers, or name bytes that the buffer does not have.
         """
-        from persistence.kafka.array_producer import sizes_of, texts_of  # it imports numpy
+        from persistence.kafka.array_producer import check_spans, sizes_of, texts_of  # it imports numpy
 
+        check_spans(values, keys)
         count, (value_sizes, key_sizes) = len(values[1]), (sizes_of(values), sizes_of(keys))
         size = int(value_sizes.sum() + key_sizes.sum())
         fits = int(value_sizes.max(initial=0) + key_sizes.max(initial=0)) <= self._most_record

@@ -5,9 +5,11 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from persistence.kafka import AcknowledgedProducer, KafkaSettings
 from persistence.kafka.array_producer import ArrayProducer, Report, spans_of, texts_of
 from persistence.kafka.reading import assign
 from tests.unit.test_republish_pointers import broker_of, member
@@ -58,6 +60,30 @@ def test_spans_and_texts() -> None:
     assert texts_of(spans_of([None, b"", None])) == [None, b"", None]
     data, starts, sizes = spans_of(TEXTS)
     assert texts_of((data, starts[1:3], sizes[1:3])) == TEXTS[1:3]
+
+
+LETTERS, STARTS, SIZES = spans_of([b"ab", b"cd"])
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        ((np.repeat(LETTERS, 2)[::2], STARTS, SIZES), "contiguous"),
+        ((LETTERS.astype(np.int64), STARTS, SIZES), "uint8"),
+        ((LETTERS, STARTS.astype(np.int32), SIZES), "int64"),
+        ((LETTERS, STARTS, SIZES[:1]), "arrays of 2"),
+        (spans_of([b"a"]), "arrays of 1"),
+        ((LETTERS, STARTS, SIZES + 1), "within"),
+        ((LETTERS, STARTS - 1, SIZES), "within"),
+        ((LETTERS, STARTS + (1 << 62), SIZES), "within"),
+        ((LETTERS, STARTS, SIZES + (2**63 - 3)), "within"),
+    ],
+)
+def test_arrays_that_may_not_be_read_at_their_addresses_are_refused(values: Any, match: str) -> None:
+    with AcknowledgedProducer(KafkaSettings("127.0.0.1:1"), arrays=True) as producer:
+        with pytest.raises(ValueError, match=match):
+            producer.send_arrays("t", values, spans_of([b"k", None]))
+        assert producer.is_settled()
 
 
 def test_records_arrive_in_order_however_they_are_given(servers: str) -> None:
