@@ -160,8 +160,9 @@ def _file(path: Path, *, replace: bool) -> Iterator[_InFile]:
                 raise UsageError(f"{path} is not a regular file")
             if not replace:
                 raise UsageError(f"{path} exists: give another file, or --replace")
-        # A name of its own: in containers that share a volume, two processes may have the same number.
-        handle, name = mkstemp(prefix=f".{path.name[:100]}.", suffix=".part", dir=path.parent)
+        # A name of its own: in containers that share a volume, two processes may have the same number. Cut, because a
+        # character has up to four bytes, and a file's name at most 255.
+        handle, name = mkstemp(prefix=f".{path.name[:50]}.", suffix=".part", dir=path.parent)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     part = Path(name)

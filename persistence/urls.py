@@ -1,11 +1,16 @@
 """Store URLs: their options, and their text without secrets."""
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from persistence.errors import InvalidUrl
+
+_NAME_MAX: Final = 255
+"""Bytes of a file's name, and with `_PATH_MAX` of its path, that Linux takes: limits.h."""
+_PATH_MAX: Final = 4095
 
 
 def redact(url: str) -> str:
@@ -29,13 +34,16 @@ def path_of(url: str, what: str, remedy: str) -> Path:
         remedy: How to write the URL.
 
     Raises:
-        InvalidUrl: It names none, or the path contains a null character.
+        InvalidUrl: It names none, or the path contains a null character or is too long for a file system.
     """
     parts = urlsplit(url)
     path = unquote(parts.netloc + parts.path)
     if not path or "\0" in path:
         raise InvalidUrl(f"{redact(url)} names no {what}", remedy)
-    return Path(path).absolute()
+    found = Path(path).absolute()
+    if len(os.fsencode(found)) > _PATH_MAX or any(len(os.fsencode(part)) > _NAME_MAX for part in found.parts):
+        raise InvalidUrl(f"{redact(url)}: File name too long", remedy)
+    return found
 
 
 def options(url: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from jobs.cli.errors import naming_topics
 from jobs.cli.options import (
     STACK_ROOT,
     Accept,
@@ -42,9 +43,10 @@ def plan(
 ) -> None:
     """Show where a run would start, or why it is refused.
 
-    It makes the checks of `headwater run`, with the same exit codes. An active run continues: this command takes no
-    epoch, writes nothing and does not start Spark. With --json the plan of each source is one line, like the first
-    lines of `headwater run --json`.
+    It makes the checks of `headwater run`, with the same exit codes, except that a topic that does not exist is refused
+    (3): `run` fails (1), so that its supervisor starts it again. An active run continues: this command takes no epoch,
+    writes nothing and does not start Spark. With --json the plan of each source is one line, like the first lines of
+    `headwater run --json`.
     """
     from aggregations.run.start import EARLIEST, parse_all
     from aggregations.spark.checks import plan_flow
@@ -61,20 +63,21 @@ def plan(
         say(line)
     made: list[Plan] = []
     try:
-        made = list(
-            plan_flow(
-                found,
-                kafka=kafka,
-                stores=chosen.stores,
-                dead_letters=chosen.dead_letters,
-                group=group,
-                generation=chosen.generation,
-                accept=accept or (),
-                start=position,
-                master=master,
-                planned=made.append,
+        with naming_topics():
+            made = list(
+                plan_flow(
+                    found,
+                    kafka=kafka,
+                    stores=chosen.stores,
+                    dead_letters=chosen.dead_letters,
+                    group=group,
+                    generation=chosen.generation,
+                    accept=accept or (),
+                    start=position,
+                    master=master,
+                    planned=made.append,
+                )
             )
-        )
     finally:  # also shows the plans if the run is refused because of one
         for one in made:
             show_plan(one, json=json)

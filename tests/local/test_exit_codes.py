@@ -71,6 +71,18 @@ REFUSED = {
     "trace: past the end": ("trace LEGS:0:900", "LEGS:0:900"),
     "trace: unknown partition": ("trace LEGS:7:0", "LEGS:7:0"),
     "trace: unknown topic": ("trace never-was:0:0", "never-was:0:0"),
+    **{
+        f"{command}: the flow's topic does not exist": (command, "topic never-was: ")
+        for command in (
+            "plan stocked:nowhere",
+            "blame stocked:nowhere",
+            "explain stocked:nowhere --event-id e1",
+            "rehearse stocked:nowhere --against FLOW",
+            "rehearse FLOW --against stocked:nowhere",
+        )
+    },
+    "plan: unknown dead letters": ("plan FLOW --dead-letters never-was", "topic never-was: "),
+    "plan: unknown target": ("plan stocked:published", "Create the topic, or correct its name"),
 }
 UNUSABLE = {
     **{f"{command}: malformed {text}": f"{command} --range {text}" for command in READING for text in MALFORMED},
@@ -115,8 +127,14 @@ def stocked(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wo
         carriers = ("UA", "DL", "broken")
         world.send(alone(Leg(tail="N1", carrier=carrier, minutes=5), partition=0) for carrier in carriers)
         world.run(flow)
-        text = "from tests.support.flows import fleet\nflow = fleet({!r}, 'messages')\nother = fleet({!r})\n"
-        (directory / "stocked.py").write_text(text.format(world.topic, world.topic))
+        flows = {
+            "flow": f"fleet({world.topic!r}, 'messages')",
+            "other": f"fleet({world.topic!r})",
+            "nowhere": "fleet('never-was', 'messages')",
+            "published": "flow.publish('never-was')",
+        }
+        lines = ("from tests.support.flows import fleet", *(f"{name} = {made}" for name, made in flows.items()))
+        (directory / "stocked.py").write_text("\n".join(lines))
         yield world
 
 

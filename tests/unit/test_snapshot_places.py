@@ -309,6 +309,9 @@ def test_names_that_cannot_be_used_and_what_is_shown(tmp_path: Path) -> None:
         snapshot(FLOW, tmp_path / ("x" * 300), stores=urls)
     with pytest.raises(UsageError, match="File name too long"):
         restore(FLOW, tmp_path / ("x" * 300), stores=stores(fresh_store()))
+    longest = tmp_path / ("語" * 85)  # of three bytes
+    snapshot(FLOW, longest, stores=urls)
+    assert [*tmp_path.iterdir()] == [longest]
     assert shown("redis://ann:secret@cache:6379/1?timeout=3#monday") == "redis://...@cache:6379/1?timeout=...#monday"
     assert shown("sqlite:///a.db") == "sqlite:///a.db#latest"
 
@@ -331,8 +334,9 @@ def test_the_commands_save_in_a_store_restore_and_remove(
     assert headwater(monkeypatch, *words, "memory://x#a") == Exit.USAGE
     assert "in the memory of one process: give another one with --to" in capsys.readouterr().err
     for long in (words, ("restore", flow, "--store", "sqlite://b.db", "--from")):
-        assert headwater(monkeypatch, *long, "x" * 300) == Exit.USAGE
-        assert capsys.readouterr().err.splitlines()[-1].endswith("x: File name too long")
+        for url in ("", "sqlite://", "lmdb://", f"sqlite://{'a/' * 2100}"):
+            assert headwater(monkeypatch, *long, url + "x" * 300) == Exit.USAGE
+            assert "x: File name too long" in capsys.readouterr().err.splitlines()[-1]
     back = ("restore", flow, "--store", f"lmdb://{tmp_path}/b", "--from")
     assert headwater(monkeypatch, *back, place) == Exit.DONE
     assert headwater(monkeypatch, *back, place.replace("monday", "friday")) == Exit.USAGE
