@@ -154,8 +154,11 @@ def described(messages: Any, leader_epoch: int, headers: int, topics: Any, epoch
         row += 1
 
 
-@compiled(types.void(NUMBERS, types.int64))
+@compiled(types.void(types.int64[::1], types.int64))
 def destroyed(messages: Any, destroy: int) -> None:
-    """Give messages back. `destroy` is the address of `rd_kafka_message_destroy`."""
-    for address in messages:
-        call(destroy, (address,))
+    """Give messages back, each once: its address becomes 0. `destroy` is the address of `rd_kafka_message_destroy`."""
+    for place in range(len(messages)):
+        address = messages[place]
+        if address:
+            messages[place] = 0
+            call(destroy, (address,))

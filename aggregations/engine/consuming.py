@@ -5,7 +5,6 @@ pointers to messages, from which compiled code fills columns. It is used with th
 of a message was checked; see `librdkafka.is_known`.
 """
 
-import weakref
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -47,7 +46,7 @@ class Pointers:
         self._headers = tuple(map(librdkafka.address, readers)) if headers else None
         self._fetched = _Fetched(librdkafka.address(library.rd_kafka_message_destroy))
         # A client waits for its messages and queues before it ends, even when the process ends.
-        self._release = weakref.finalize(
+        self._release = librdkafka.released(
             self, _release, library, self._kafka, (self._queue, self._logs.queue), self._fetched
         )
 

@@ -97,7 +97,9 @@ def commit_offsets(consumer: Consumer, offsets: list[TopicPartition], timeout: f
     return [at.error is None for at in results]
 
 
-def commit_in_callback(consumer: Consumer, offsets: list[TopicPartition], hint: str) -> list[bool]:
+def commit_in_callback(
+    consumer: Consumer, offsets: list[TopicPartition], timeout: float | None, hint: str
+) -> list[bool]:
     """Commit offsets within a callback of the consumer, and return for each whether it was committed.
 
     A commit that waits for its answer could wait for ever, and another thread, which could be left alone with it, may not
@@ -107,6 +109,7 @@ def commit_in_callback(consumer: Consumer, offsets: list[TopicPartition], hint: 
     Args:
         consumer: A member of the group.
         offsets: Offsets to commit, each with its `Note`.
+        timeout: Seconds to ask again while the coordinator is unavailable; None for a minute.
         hint: What the connection reported.
 
     Raises:
@@ -118,7 +121,8 @@ def commit_in_callback(consumer: Consumer, offsets: list[TopicPartition], hint: 
         if error.args[0].code() not in _OVERTAKEN:
             raise failure(error.args[0], "committing the input offsets", hint) from error
         return [False] * len(offsets)
-    found = {(at.topic, at.partition): (at.offset, at.metadata) for at in committed(consumer, offsets, hint)}
+    answer = patiently(lambda left: committed(consumer, offsets, hint), timeout)
+    found = {(at.topic, at.partition): (at.offset, at.metadata) for at in answer}
     return [found.get((at.topic, at.partition)) == (at.offset, at.metadata) for at in offsets]
 
 

@@ -6,7 +6,6 @@ partitions are forwarded to a queue of librdkafka that is read here, so that no 
 
 import ctypes
 import time
-import weakref
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, overload
@@ -144,7 +143,7 @@ class Pointed:
         self._places: set[tuple[str, int]] = set()
         self._again = 0.0  # when to forward them again
         # The consumer waits for its messages and queues before it ends, even when the process ends.
-        self.close = weakref.finalize(self, _close, library, self._queue, self._taken)
+        self.close = librdkafka.released(self, _close, library, self._queue, self._taken)
 
     def split_off(self, topic: str, partition: int) -> None:
         """Take the messages of a partition here instead of from the consumer. To be called before it is assigned."""
@@ -172,13 +171,13 @@ class Pointed:
             self._again = time.monotonic() + _FORWARD_SECONDS
             for place in self._places:
                 self._forward(*place)
-        messages = np.empty(most, np.int64)
+        messages = np.zeros(most, np.int64)
+        self._taken.append(messages)  # first: a signal handler may raise as soon as the function returns
         count = self._library.rd_kafka_consume_batch_queue(
             self._queue, round(seconds * 1000), messages.ctypes.data, most
         )
         librdkafka.check(self._library.rd_kafka_last_error() if count < 0 else 0)
-        self._taken.append(messages[: max(count, 0)])
-        return Pointers(self._taken[-1])
+        return Pointers(messages[: max(count, 0)])
 
     def give_back(self) -> None:
         """Give back what was taken."""

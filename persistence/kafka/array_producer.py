@@ -6,7 +6,6 @@ It has those methods of confluent-kafka's `Producer` that `AcknowledgedProducer`
 import ctypes
 import math
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -55,9 +54,7 @@ class ArrayProducer:
         self._logs = librdkafka.Logs(self._kafka, config["logger"])
         self._queue = library.rd_kafka_queue_get_main(self._kafka)
         self._topics: dict[str, int] = {}
-        self._release = weakref.finalize(
-            self, _release, library, self._kafka, (self._queue, self._logs.queue), self._topics
-        )
+        librdkafka.released(self, _release, library, self._kafka, (self._queue, self._logs.queue), self._topics)
 
     def __len__(self) -> int:
         """Records and reports that wait."""

@@ -2,7 +2,9 @@
 
 import ctypes
 import logging
-from collections.abc import Iterator, Mapping
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
@@ -150,6 +152,16 @@ def client(kind: int, settings: Mapping[str, Any], events: int = 0) -> int:
         raise KafkaException(KafkaError(error, what))
     if kind == CONSUMER:
         library.rd_kafka_poll_set_consumer(made)
+    return made
+
+
+def released(owner: object, release: Callable[..., None], *arguments: Any) -> "weakref.finalize[..., Any]":
+    """Release what an object has of a client when it is collected, or when the process ends.
+
+    A daemon thread runs on while the process ends: what belongs to it is not released then.
+    """
+    made = weakref.finalize(owner, release, *arguments)
+    made.atexit = not threading.current_thread().daemon
     return made
 
 

@@ -8,7 +8,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from jobs.republish import Statistics
 from jobs.republish.growth_watch import GrowthWatch
-from jobs.republish.offsets import MemberFenced, commit_offsets, is_of_another_topic
+from jobs.republish.offsets import MemberFenced, commit_in_callback, commit_offsets, is_of_another_topic
 from persistence.kafka import BrokerError
 from persistence.kafka.facts import TopicFacts
 
@@ -39,6 +39,21 @@ def test_a_commit_that_a_rebalance_overtakes_has_committed_nothing(code: int) ->
         raise KafkaException(KafkaError(code))
 
     assert commit_offsets(cast(Consumer, SimpleNamespace(commit=refuse)), PARTS, 20, "") == [False, False]
+
+
+def test_a_commit_in_a_callback_asks_again_until_the_coordinator_answers() -> None:
+    answers: list[Any] = [KafkaError._TIMED_OUT, KafkaError.COORDINATOR_LOAD_IN_PROGRESS]
+    answers.append([TopicPartition("in", 0, 7), TopicPartition("in", 1, 3)])
+    commits = []
+
+    def asked(parts: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        if isinstance(answer := answers.pop(0), int):
+            raise KafkaException(KafkaError(answer))
+        return answer  # type: ignore[no-any-return]
+
+    consumer = SimpleNamespace(commit=lambda **given: commits.append(given), committed=asked)
+    assert commit_in_callback(cast(Consumer, consumer), PARTS, 20, "") == [True, False]
+    assert (commits, answers) == ([{"offsets": PARTS, "asynchronous": True}], [])
 
 
 def test_an_offset_belongs_to_the_topic_whose_id_it_was_committed_with() -> None:

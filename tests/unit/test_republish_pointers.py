@@ -32,6 +32,51 @@ consumer.assign([TopicPartition("t", 0, 0)])
 assert len(pointed.take(1, 10)) == 1
 """
 
+INTERRUPTED_WHILE_TAKING = f"""{LEAVES}
+def interrupted(*arguments):
+    assert take(*arguments) == 1
+    raise KeyboardInterrupt
+take = pointed._library.rd_kafka_consume_batch_queue
+consumer.seek(TopicPartition("t", 0, 0))
+pointed._library.rd_kafka_consume_batch_queue = interrupted
+try:
+    pointed.take(1, 10)
+except KeyboardInterrupt:
+    pointed.close()
+    consumer.close()
+"""
+INTERRUPTED_WHILE_GIVING_BACK = f"""{LEAVES}
+from aggregations.columns import message_kernels
+def interrupted(*arguments):
+    give_back(*arguments)
+    raise KeyboardInterrupt
+give_back, message_kernels.destroyed = message_kernels.destroyed, interrupted
+try:
+    pointed.give_back()
+except KeyboardInterrupt:
+    message_kernels.destroyed = give_back
+    pointed.close()
+    consumer.close()
+"""
+LEFT_TO_A_DAEMON = f"""
+import atexit, logging, os, threading
+atexit.register(lambda: os._exit(0 if any(map(any, pointed._taken)) and not released else 3))
+from persistence.kafka import array_producer
+released = []
+array_producer._release = lambda *of: released.append(of)
+def work():
+    global pointed, producer
+    exec({LEAVES!r}, globals())
+    settings = {{"bootstrap.servers": servers, "on_delivery": print, "logger": logging.getLogger()}}
+    producer = array_producer.ArrayProducer(settings)
+    ready.set()
+    while True:
+        pointed.take(1, 1)
+ready = threading.Event()
+threading.Thread(target=work, daemon=True).start()
+assert ready.wait(50)
+"""
+
 
 def member(servers: str) -> Consumer:
     """A consumer; of a broker of its own if there are no servers `x`."""
@@ -183,5 +228,10 @@ def test_no_message_has_no_columns() -> None:
     assert (len(made.rows), list(made.runs(0))) == (0, [])
 
 
-def test_a_process_ends_though_messages_were_not_given_back() -> None:
-    subprocess.run([sys.executable, "-c", LEAVES], check=True, timeout=60)
+@pytest.mark.parametrize("program", [LEAVES, INTERRUPTED_WHILE_TAKING, INTERRUPTED_WHILE_GIVING_BACK])
+def test_a_process_ends_though_messages_were_not_given_back(program: str) -> None:
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_what_a_daemon_thread_uses_is_not_released_when_the_process_ends() -> None:
+    subprocess.run([sys.executable, "-c", LEFT_TO_A_DAEMON], check=True, timeout=60)
