@@ -132,8 +132,12 @@ def test_after_a_batch_that_was_refused_the_next_one_is_written_whatever_was_on_
 ) -> None:
     name, large = topic(2, "orders"), Envelope(b"m" * (1 << 21), producer="till", sequence=10_000)
     with DeduplicatingWriter("gateway", [name], settings, fresh_store(), linger_ms=1) as writer:
-        for turn in range(60):  # the abort meets records in the queue, on their way, and a transaction that has not begun
-            batch = [Envelope(b"m", producer="till", sequence=2 * turn + one, key=b"%d" % (turn + one)) for one in (0, 1)]
+        for turn in range(
+            60
+        ):  # the abort meets records in the queue, on their way, and a transaction that has not begun
+            batch = [
+                Envelope(b"m", producer="till", sequence=2 * turn + one, key=b"%d" % (turn + one)) for one in (0, 1)
+            ]
             with pytest.raises(EnvelopeError, match="bytes"):
                 writer.write(name, [*batch * (1 + turn % 3 * 40), large])
             assert writer.write(name, batch) == ["accepted", "accepted"]
