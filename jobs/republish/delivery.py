@@ -1,18 +1,54 @@
-"""How a member of a consumer group gets its messages: as pointers where that is possible, else as objects."""
+"""How a member of a consumer group is configured and gets its messages: as pointers if possible, else as objects."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from confluent_kafka import Consumer, TopicPartition, cimpl
+from confluent_kafka import Consumer, KafkaError, TopicPartition, cimpl
 
 from jobs.republish.partition import Consumed
-from persistence.kafka import librdkafka
+from jobs.republish.place import SESSION_MS
+from persistence.kafka import KafkaSettings, librdkafka
+from persistence.kafka.reading import READ_AHEAD
 
 if TYPE_CHECKING:
     from jobs.republish.pointers import Pointed
 
+_REFRESH_MS: Final = 30_000  # longest delay until a new partition is detected; librdkafka's default is 5 minutes
+_COOPERATIVE: Final = "cooperative-sticky"
 _WAIT_SECONDS: Final = 0.2  # the longest that a stop waits for an idle consumer ...
 _JOIN_SECONDS: Final = 0.05  # ... and that it waits to join its group
+
+
+def member_config(settings: KafkaSettings, group: str, on_error: Callable[[KafkaError], None]) -> dict[str, Any]:
+    """The configuration of a member of a group.
+
+    Args:
+        settings: Where Kafka is.
+        group: The group.
+        on_error: Called with each error of the client.
+    """
+    config = settings.client(
+        on_error=on_error,
+        partition_assignment_strategy=_COOPERATIVE,
+        **READ_AHEAD,
+        session_timeout_ms=SESSION_MS,
+        topic_metadata_refresh_interval_ms=_REFRESH_MS,
+    )
+    # Exactness depends on these: settings must not change them.
+    return config | {
+        "group.id": group,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "earliest",
+        "isolation.level": "read_committed",
+        # After a transaction marker or compacted records, only this event shows the end of a partition.
+        "enable.partition.eof": True,
+    }
+
+
+def cooperates(config: Mapping[str, Any]) -> bool:
+    """Whether rebalances of a member with this configuration are incremental."""
+    return bool(config["partition.assignment.strategy"] == _COOPERATIVE)
 
 
 class Delivery:

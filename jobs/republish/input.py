@@ -12,7 +12,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 import envelope
 from jobs.republish.client_watch import ClientWatch
 from jobs.republish.counts import Statistics
-from jobs.republish.delivery import Delivery
+from jobs.republish.delivery import Delivery, cooperates, member_config
 from jobs.republish.growth import Committed, Note
 from jobs.republish.growth_watch import GrowthWatch
 from jobs.republish.offsets import (
@@ -24,13 +24,12 @@ from jobs.republish.offsets import (
     patiently,
 )
 from jobs.republish.partition import Consumed, InputPartition
-from jobs.republish.place import INSTANCE, SESSION_MS
+from jobs.republish.place import INSTANCE
 from jobs.republish.topic_check import TopicCheck
 from persistence.commit.faults import REPUBLISH_NOTE, effect
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error, connection_trouble
 from persistence.kafka.facts import TopicFacts
-from persistence.kafka.reading import READ_AHEAD
 
 _LOG = logging.getLogger("headwater.republish")
 
@@ -39,8 +38,6 @@ _GATHER_SECONDS: Final = 0.05  # between two checks of the topics' ids while rec
 _LOOK_SECONDS: Final = 60.0  # ... and while none arrive ...
 _GROWING_SECONDS: Final = 1.0  # ... unless partitions wait
 _HELD: Final = 1 << 62  # due time of the records of a partition that waits because its topic grows
-_REFRESH_MS: Final = 30_000  # longest delay until a new partition is detected; librdkafka's default is 5 minutes
-_COOPERATIVE: Final = "cooperative-sticky"
 
 
 class Input:
@@ -100,28 +97,11 @@ class Input:
         self._topic_check = TopicCheck(self._topics)
         self._found: dict[str, TopicFacts] = {}
         self._joins_again = self._static = INSTANCE in settings.client()
-        config = settings.client(
-            on_error=self._on_error,
-            partition_assignment_strategy=_COOPERATIVE,
-            **READ_AHEAD,
-            session_timeout_ms=SESSION_MS,
-            topic_metadata_refresh_interval_ms=_REFRESH_MS,
-        )
-        # Exactness depends on these: settings must not change them.
-        config |= {
-            "group.id": group,
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "auto.offset.reset": "earliest",
-            "isolation.level": "read_committed",
-            # After a transaction marker or compacted records, only this event shows the end of a partition.
-            "enable.partition.eof": True,
-        }
+        config = member_config(settings, group, self._on_error)
         try:
             self._consumer = Consumer(config)
             self._client = ClientWatch(self._consumer, self._names)
-            cooperates = config["partition.assignment.strategy"] == _COOPERATIVE
-            self._assign = self._consumer.incremental_assign if cooperates else self._consumer.assign
+            self._assign = self._consumer.incremental_assign if cooperates(config) else self._consumer.assign
             self._subscribe()
             self._delivery = Delivery(self._consumer, pointers=pointers)
         except KafkaException as error:
