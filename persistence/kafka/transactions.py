@@ -27,6 +27,7 @@ from persistence.kafka.settings import KafkaSettings
 
 _PAUSE_SECONDS: Final = 0.05
 _SLICE_SECONDS: Final = 0.5  # a signal handler runs between two slices
+_SETTLE_SECONDS: Final = 10  # longer than a leader election
 _FENCED: Final = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _DROPPED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 TRANSACTION_TIMEOUT_MS: Final = 60_000
@@ -153,6 +154,7 @@ class TransactionalProducer:
             self.committing = False
             if not reason.txn_requires_abort():
                 self._ended = error  # fatal
+            self._failure = self._failure or error
             self._fail(error)
         self._open = self.committing = False
         self._check()
@@ -165,7 +167,7 @@ class TransactionalProducer:
         """
         if self._open:
             self._open = False
-            self._producer.purge()
+            self._settle()
             try:
                 self._patiently(self._producer.abort_transaction, f"aborting as {self._id}")
             except BrokerError as error:
@@ -188,6 +190,18 @@ class TransactionalProducer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _settle(self) -> None:
+        """Wait until the broker has answered every record, unless the transaction has failed already.
+
+        librdkafka may ask for the end of a transaction before the coordinator knows of its first partition, which is a
+        fatal error (its issue 4849). It also skips the sequence numbers of records that it drops, and then the broker
+        refuses the next transaction once.
+        """
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        with suppress(KafkaException, SystemError):  # the abort reports it
+            while self._failure is None and time.monotonic() < deadline and self._producer.flush(_PAUSE_SECONDS):
+                pass
 
     def _patiently(self, call: Callable[[float], Any], doing: str, timeout: float | None = None) -> None:
         """Call until it succeeds, in slices. librdkafka continues where the slice before ended."""

@@ -4,7 +4,7 @@ import json
 import sys
 
 from jobs.loading import load
-from jobs.republish import InputRecord, InputTopics, OutputRecord, RetryTopics, identity, republish
+from jobs.republish import InputRecord, InputTopics, OutputRecord, RetryTopics, republish
 from persistence.kafka import KafkaSettings, librdkafka
 
 
@@ -29,7 +29,7 @@ def main() -> None:
     if "deduplicate" in arguments:
         arguments["deduplicate"] = load(arguments["deduplicate"])
     done = republish(
-        identity if arguments.pop("transform", "") == "identity" else split,
+        arguments.pop("transform", split),
         source=source,
         settings=settings,
         retry=retry,

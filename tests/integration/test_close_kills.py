@@ -92,6 +92,7 @@ def test_windows_are_published_and_never_change_although_the_run_is_killed(
     check(world, topic(name="final"), FAULTS, None)
 
 
+@pytest.mark.kills
 @pytest.mark.spark
 def test_windows_are_published_and_never_change_although_the_driver_of_spark_is_killed(
     world: World, topic: Callable[..., str], jvm: Jvm

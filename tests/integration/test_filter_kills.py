@@ -17,7 +17,7 @@ from envelope.filters import FilterStates
 from persistence.cassandra import apply_schema
 from persistence.commit.faults import LEDGER, Fault, FaultOutcome
 from tests.support.flows import ASTRAY, BARE, FILTERS, OVER_PARTITIONS, filtered
-from tests.support.runs import BUCKETS, ONE_NODE, Jvm, Run, commit_faults
+from tests.support.runs import BUCKETS, EVERY, ONE_NODE, Jvm, Run, commit_faults
 from tests.support.world import Sent, World
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -76,10 +76,11 @@ def batches(kind: str, count: int) -> list[list[Sent]]:
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind == "producer" else pytest.mark.kills) for kind in KINDS]
 )
-def test_a_run_that_is_killed_at_every_step_folds_what_the_filter_alone_passes_on(
-    world: World, kind: str, urls: dict[str, str]
+@pytest.mark.parametrize("every", EVERY)
+def test_a_run_that_is_killed_folds_what_the_filter_alone_passes_on(
+    world: World, kind: str, urls: dict[str, str], every: int
 ) -> None:
-    killed_at_every_step(world, kind, urls)
+    killed(world, kind, urls, every=every)
 
 
 @pytest.mark.spark
@@ -88,10 +89,10 @@ def test_a_run_that_is_killed_at_every_step_folds_what_the_filter_alone_passes_o
 def test_a_run_on_spark_that_is_killed_at_every_write_folds_what_the_filter_alone_passes_on(
     world: World, kind: str, urls: dict[str, str], jvm: Jvm
 ) -> None:
-    killed_at_every_step(world, kind, urls, jvm)
+    killed(world, kind, urls, jvm)
 
 
-def killed_at_every_step(world: World, kind: str, urls: dict[str, str], jvm: Jvm | None = None) -> None:
+def killed(world: World, kind: str, urls: dict[str, str], jvm: Jvm | None = None, *, every: int = 1) -> None:
     flow, accept = filtered(world.topic, kind), ONE_NODE if "cassandra" in urls["filter"] else []
     names = ["filter"] if urls["filter"] == urls["incident"] else ["filter", "incident"]
     faults = commit_faults(flow, names)
@@ -99,6 +100,7 @@ def killed_at_every_step(world: World, kind: str, urls: dict[str, str], jvm: Jvm
         faults = [fault for fault in faults if fault.point.startswith(("persist", "manifest"))]
     if flow.repeats_batches:
         faults += [Fault(LEDGER, end) for end in (FaultOutcome.BEFORE, FaultOutcome.AFTER)]
+    faults = faults[::every]
     runs: list[Run] = []
     try:
         for fault, sent in zip([*faults, None], batches(kind, len(faults) + 1), strict=True):

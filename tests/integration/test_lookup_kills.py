@@ -30,6 +30,11 @@ FAULTS = [
     Fault("manifest:card", FaultOutcome.AFTER),
     Fault("manifest:merchant", FaultOutcome.BEFORE),
 ]
+SOME = [
+    Fault("persist:category", FaultOutcome.AFTER),
+    Fault("persist:card", FaultOutcome.BEFORE),
+    Fault("manifest:card", FaultOutcome.AFTER),
+]
 COMPILED, BY_MESSAGE = 0, executor.FEW_RECORDS
 
 
@@ -83,22 +88,23 @@ def check(world: World, table: str, faults: list[Fault], jvm: Jvm | None, **opti
     assert {key.decode(): one["category"] for key, one in world.results(flow, "merchant").items()} == rows
 
 
-@pytest.mark.kills
-@pytest.mark.parametrize("few", [COMPILED, BY_MESSAGE], ids=["compiled", "by message"])
+@pytest.mark.parametrize(
+    ("few", "faults"),
+    [
+        pytest.param(COMPILED, SOME, id="some steps"),
+        pytest.param(COMPILED, FAULTS, id="compiled", marks=pytest.mark.kills),
+        pytest.param(BY_MESSAGE, FAULTS, id="by message", marks=pytest.mark.kills),
+    ],
+)
 def test_records_of_a_killed_batch_keep_the_rows_that_they_found(
-    world: World, topic: Callable[..., str], few: int
+    world: World, topic: Callable[..., str], few: int, faults: list[Fault]
 ) -> None:
-    check(world, topic(name="merchants", cleanup_policy="compact"), FAULTS, None, few=few)
+    check(world, topic(name="merchants", cleanup_policy="compact"), faults, None, few=few)
 
 
+@pytest.mark.kills
 @pytest.mark.spark
 def test_records_of_a_killed_batch_keep_the_rows_that_they_found_on_spark(
     world: World, topic: Callable[..., str], jvm: Jvm
 ) -> None:
-    some = [
-        one
-        for one in FAULTS
-        if str(one) in ("persist:category.after@1", "persist:card.before@1", "manifest:card.after@1")
-    ]
-    assert len(some) == 3
-    check(world, topic(name="merchants", cleanup_policy="compact"), some, jvm)
+    check(world, topic(name="merchants", cleanup_policy="compact"), SOME, jvm)

@@ -76,7 +76,7 @@ def kinds(cassandra: Cassandra, *, mixed: bool) -> list[int]:
     return sorted({*last.values(), *(1 + points.index(point) for point in last)})
 
 
-@pytest.mark.parametrize("applied", [False, True])
+@pytest.mark.parametrize("applied", [pytest.param(False, marks=pytest.mark.kills), True])
 @pytest.mark.parametrize("mixed", [False, pytest.param(True, marks=pytest.mark.kills)], ids=["alone", "behind redis"])
 def test_a_mend_in_cassandra_that_dies_is_repeated_or_the_flow_goes_on_first(
     cassandra: Cassandra, mixed: bool, applied: bool

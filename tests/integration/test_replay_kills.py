@@ -19,7 +19,7 @@ from persistence.cassandra import apply_schema
 from persistence.commit.faults import SPEC
 from tests.messages import Leg
 from tests.support.flows import fleet
-from tests.support.runs import ROOT, Run, some_legs
+from tests.support.runs import EVERY, ROOT, Run, some_legs
 from tests.support.world import World, alone, republished
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -102,7 +102,8 @@ def replay(world: World, form: str, *options: str, fault: str = "") -> tuple[int
     return headwater(world, "replay", form, *options, "--reason", "a test", *runner, fault=fault)
 
 
-def test_a_rebuild_and_a_swap_that_are_killed_at_every_kind_of_step_are_exact_in_the_end(world: World) -> None:
+@pytest.mark.parametrize("every", EVERY)
+def test_a_rebuild_and_a_swap_that_are_killed_are_exact_in_the_end(world: World, every: int) -> None:
     flow, sent, size = fleet(world.topic), some_legs(440), 20
     parts = iter(range(0, len(sent), size))
 
@@ -113,7 +114,7 @@ def test_a_rebuild_and_a_swap_that_are_killed_at_every_kind_of_step_are_exact_in
     more()
     code, said = run(world)
     assert code == Exit.DONE, said
-    for fault in APPLY:
+    for fault in APPLY[::every]:
         more()
         assert replay(world, "--apply", fault=fault)[0] == -signal.SIGKILL, fault
         code, said = run(world)

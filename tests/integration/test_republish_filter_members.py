@@ -25,13 +25,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 PARTITIONS = 4
 SECONDS = 90
-# The store, and where the member is killed.
+# The store, where the member is killed, and whether another case goes the same way through the code (`make kills`).
 CASES = [
-    ("redis", "filter:save.before@3"),
-    ("redis", "filter:save.after@3"),
-    ("lmdb", "filter:save.before@3"),
-    ("sqlite", "republish:flush.after@3"),
-    ("cassandra", "filter:save.after@3"),
+    ("redis", "filter:save.before@3", False),
+    ("redis", "filter:save.after@3", True),
+    ("lmdb", "filter:save.before@3", True),
+    ("sqlite", "republish:flush.after@3", False),
+    ("cassandra", "filter:save.after@3", False),
 ]
 
 
@@ -70,7 +70,14 @@ def passed_on(settings: KafkaSettings, target: str) -> set[tuple[int, int]]:
     return {(hop.partition, hop.offset) for hop in hops}
 
 
-@pytest.mark.parametrize(("store", "fault"), CASES, indirect=["store"], ids=[f"{one}, {at}" for one, at in CASES])
+@pytest.mark.parametrize(
+    ("store", "fault"),
+    [
+        pytest.param(store, fault, id=f"{store}, {fault}", marks=[pytest.mark.kills] if again else [])
+        for store, fault, again in CASES
+    ],
+    indirect=["store"],
+)
 def test_what_a_killed_member_had_is_judged_by_the_other_one_and_no_duplicate_is_passed_on(
     store: str, fault: str, settings: KafkaSettings, topic: Make
 ) -> None:

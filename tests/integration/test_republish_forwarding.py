@@ -80,7 +80,7 @@ def verify(settings: KafkaSettings, source: str, target: str, dead: str, *, once
 def arguments_of(settings: KafkaSettings, source: str, target: str, dead: str, **more: Any) -> dict[str, Any]:
     return {
         "bootstrap": settings.bootstrap,
-        "transform": "identity",
+        "transform": "jobs.republish.record:identity",
         "source": source,
         "kind": "envelope",
         "target": target,

@@ -183,7 +183,7 @@ def test_republisher_flow_and_redrive_work_over_sasl_ssl_and_show_no_secret(
     assert not [text[:200] for text in shown if PASSWORD in text]
 
 
-@pytest.mark.parametrize("way", ["SCRAM-SHA-256", "certificate"])
+@pytest.mark.parametrize("way", [pytest.param("SCRAM-SHA-256", marks=pytest.mark.kills), "certificate"])
 def test_a_client_s_certificate_and_the_shorter_scram_reach_republisher_and_flow_as_well(
     broker: SecuredKafka, pilot: tuple[Path, Path], password: Path, tmp_path: Path, way: str
 ) -> None:

@@ -101,7 +101,14 @@ def test_an_event_does_not_return_to_the_cluster_and_topic_that_it_came_from(
 
 
 @pytest.mark.parametrize(
-    "fault", ["copy:produce.after@2", "copy:position.after@2", "copy:commit.before@2", "copy:commit.after@2"]
+    "fault",
+    [
+        "copy:position.after@2",
+        *(
+            pytest.param(f"copy:{one}@2", marks=pytest.mark.kills)
+            for one in ("produce.after", "commit.before", "commit.after")
+        ),
+    ],
 )
 def test_a_copy_between_clusters_that_is_killed_neither_loses_nor_repeats(
     fault: str, west: KafkaSettings, settings: KafkaSettings, both: Callable[[], str], topic: Make

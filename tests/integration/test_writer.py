@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envelope import Envelope, Hop, decode
+from envelope import Envelope, EnvelopeError, Hop, decode
 from envelope.filters import DedupPolicy, Snapshot
 from persistence.errors import StoreError
 from persistence.kafka import (
@@ -127,6 +127,23 @@ def test_a_message_that_is_too_large_is_refused_with_its_whole_batch_which_can_b
     assert [one.sequence for one in written(settings, name)] == [1]
 
 
+def test_after_a_batch_that_was_refused_the_next_one_is_written_whatever_was_on_its_way(
+    settings: KafkaSettings, topic: Make
+) -> None:
+    name, large = topic(2, "orders"), Envelope(b"m" * (1 << 21), producer="till", sequence=10_000)
+    with DeduplicatingWriter("gateway", [name], settings, fresh_store(), linger_ms=1) as writer:
+        for turn in range(
+            60
+        ):  # the abort meets records in the queue, on their way, and a transaction that has not begun
+            batch = [
+                Envelope(b"m", producer="till", sequence=2 * turn + one, key=b"%d" % (turn + one)) for one in (0, 1)
+            ]
+            with pytest.raises(EnvelopeError, match="bytes"):
+                writer.write(name, [*batch * (1 + turn % 3 * 40), large])
+            assert writer.write(name, batch) == ["accepted", "accepted"]
+    assert sorted(one.sequence or 0 for one in written(settings, name)) == [*range(120)]
+
+
 def test_a_topic_that_was_created_again_or_has_lost_messages_is_not_judged_by_an_old_snapshot(
     settings: KafkaSettings, topic: Make
 ) -> None:
@@ -194,6 +211,7 @@ def test_what_a_writer_could_not_abort_is_not_taken_for_written(
                 writer.write(name, [small, large])
         with pytest.raises(BrokerError, match="aborting"):
             writer.write(name, [small])
+    DeduplicatingWriter("gateway", [name], settings, fresh_store()).close()  # it ends the open transaction
     assert written(settings, name) == []
 
 
