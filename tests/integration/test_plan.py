@@ -142,7 +142,7 @@ def test_what_a_run_would_be_refused_for_ends_a_plan_with_the_same_code_and_word
     assert [one["risk"] for one in planned["plan"]["findings"]] == ["beyond-end"]
     assert "--accept beyond-end" in refused["refused"]
     assert plan("flow", "--accept", "no-such-risk") == Exit.USAGE
-    assert plan("flow", "--dead-letters", "no-such-topic") == Exit.FAILED
+    assert plan("flow", "--dead-letters", "no-such-topic") == Exit.REFUSED
 
 
 def test_a_broker_that_does_not_answer_fails_a_plan(

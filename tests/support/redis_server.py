@@ -114,13 +114,14 @@ def value_in(client, stage, key=b"k"):
 
 
 def free_port():
-    """A free port whose cluster bus port, 10,000 higher, exists as well."""
+    """A free port whose cluster bus port, 10,000 higher, is free as well."""
     while True:
-        with socket.socket() as probe:
+        with socket.socket() as probe, socket.socket() as bus, suppress(OSError):
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        if port < 55_000:
-            return port
+            if port < 55_000:
+                bus.bind(("127.0.0.1", port + 10_000))
+                return port
 
 
 @contextmanager
