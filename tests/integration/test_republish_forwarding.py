@@ -1,6 +1,5 @@
 """A republisher that forwards records unchanged, through librdkafka's C API: killed, and in a group that changes."""
 
-import random
 import signal
 import subprocess
 import time
@@ -123,28 +122,28 @@ def test_one_that_is_killed_repeats_and_loses_nothing(fault: str, settings: Kafk
     verify(settings, source, target, dead, once=False)
 
 
-@pytest.mark.parametrize("objects", [False, True])
+@pytest.mark.parametrize("objects", [False, pytest.param(True, marks=pytest.mark.kills)])
 @pytest.mark.parametrize("killed", [False, True])
 def test_members_that_come_and_go_repeat_nothing_unless_one_is_killed(
     killed: bool, objects: bool, settings: KafkaSettings, topic: Make, topics: Topics
 ) -> None:
     source, target, dead = topic(6, "in"), topic(3, "out"), topic(1, "dead")
-    arguments = arguments_of(
-        settings, source, target, dead, objects=objects, max_wait=0.1, options={"session.timeout.ms": "6000"}
-    )
+    # On a busy machine a short session ends while its member works.
+    options = {"session.timeout.ms": "6000"} if killed else {}
+    arguments = arguments_of(settings, source, target, dead, objects=objects, max_wait=0.1, options=options)
     members: list[subprocess.Popen[str]] = []
-    dice = random.Random(7)
     try:
         for turn in range(4):
             members.append(process(**arguments))
             fill(settings, source, turn * COUNT, COUNT)
             if turn == 2:
-                leaving = members.pop(dice.randrange(3))
+                leaving = members.pop(0)
+                assert leaving.stdout and leaving.stdout.readline()  # it has committed, so it handles signals
                 leaving.send_signal(signal.SIGKILL if killed else signal.SIGTERM)
                 leaving.communicate(timeout=60)
                 assert leaving.returncode == (-signal.SIGKILL if killed else 0)
         ends = {place: marks.high for place, marks in topics.marks([source]).items()}
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while topics.group_offsets(arguments["group"], [source]) != ends:
             assert time.monotonic() < deadline
             assert all(one.poll() is None for one in members)
