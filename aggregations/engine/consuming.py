@@ -15,7 +15,7 @@ from aggregations.columns import header_kernels, message_kernels
 from aggregations.columns.arrays import arrow, validity
 from aggregations.engine.message_objects import HEADERS, Event
 from persistence.kafka import librdkafka
-from persistence.kafka.headers import REPLACED
+from persistence.kafka.headers import name_of
 
 _COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp", "headers")
 
@@ -37,8 +37,7 @@ class Pointers:
     def __init__(self, settings: dict[str, Any], most_bytes: int, *, headers: bool = False) -> None:
         self._library = library = librdkafka.functions()
         self._most_bytes = most_bytes
-        given = {name: value for name, value in settings.items() if name != "logger"}
-        self._kafka = librdkafka.client(librdkafka.CONSUMER, given | {"log.queue": True})
+        self._kafka = librdkafka.client(librdkafka.CONSUMER, settings)
         self._logs = librdkafka.Logs(self._kafka, settings["logger"])
         self._queue = library.rd_kafka_queue_get_consumer(self._kafka)
         self._timestamp = librdkafka.address(library.rd_kafka_message_timestamp)
@@ -153,14 +152,7 @@ def texts(names: pa.BinaryArray) -> pa.StringArray:
     try:
         return names.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array(map(_text, names.to_pylist()), pa.string())
-
-
-def _text(name: bytes) -> str:
-    try:
-        return name.decode()
-    except UnicodeDecodeError:
-        return REPLACED
+        return pa.array(map(name_of, names.to_pylist()), pa.string())
 
 
 def _buffers(rows: int, size: int) -> tuple[Any, Any, Any]:

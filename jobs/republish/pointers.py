@@ -7,7 +7,7 @@ partitions are forwarded to a queue of librdkafka that is read here, so that no 
 import ctypes
 import time
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, overload
 
 import numpy as np
@@ -19,7 +19,7 @@ from jobs.republish.columns import At, Columns
 from jobs.republish.partition import Consumed
 from persistence.kafka import librdkafka
 from persistence.kafka.array_producer import Spans
-from persistence.kafka.headers import REPLACED
+from persistence.kafka.headers import name_of
 
 _MOST_BYTES = 2**31 - 1
 """Of a column."""
@@ -64,7 +64,7 @@ class PointedMessage:
         name, at, size = ctypes.c_char_p(), ctypes.c_void_p(), ctypes.c_size_t()
         for number in range(library.rd_kafka_header_cnt(found)):
             library.rd_kafka_header_get_all(found, number, *map(ctypes.byref, (name, at, size)))
-            pairs.append((_header_name(name.value or b""), _bytes(at.value, size.value)))
+            pairs.append((name_of(name.value or b""), _bytes(at.value, size.value)))
         return pairs
 
     def timestamp(self) -> tuple[int, int]:
@@ -105,12 +105,17 @@ class Pointers(Sequence[Consumed]):
     @property
     def nbytes(self) -> int:
         """Bytes of their keys and values."""
-        return sum(_sizes(self._messages)[2:])
+        return sum(self._sizes[2:])
+
+    @cached_property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        """How many messages there are, how many have an error, and the bytes of the keys and values of the others."""
+        return message_kernels.measured(self._messages, np.iinfo(np.int64).max)
 
     def columns(self) -> Columns:
         """Those that have a value and no headers, and whose key is not empty, as columns."""
         taken = self._messages
-        count, errors, *sizes = _sizes(taken)
+        count, errors, *sizes = self._sizes
         if max(sizes) > _MOST_BYTES:
             return Pointers(taken[:0]).columns()
         rows, failed = count - errors, np.empty(errors, np.int64)
@@ -207,11 +212,6 @@ def _addresses() -> tuple[int, int, int]:
     return tuple(map(librdkafka.address, readers))  # type: ignore[return-value]
 
 
-def _sizes(messages: npt.NDArray[np.int64]) -> tuple[int, int, int, int]:
-    """How many messages there are, how many have an error, and the bytes of the keys and values of the others."""
-    return message_kernels.measured(messages, np.iinfo(np.int64).max)
-
-
 def _numbered(topics: Any, partitions: Any, epochs: Any) -> tuple[list[At], npt.NDArray[np.int64]]:
     """Topics, partitions and leader epochs, and the number of each message's."""
     columns = (topics, partitions, epochs)
@@ -235,10 +235,3 @@ def _topic_name(topic: int | None) -> str:
 
 def _bytes(at: int | None, size: int) -> bytes | None:
     return None if at is None else ctypes.string_at(at, size)
-
-
-def _header_name(name: bytes) -> str:
-    try:
-        return name.decode()
-    except UnicodeDecodeError:
-        return REPLACED

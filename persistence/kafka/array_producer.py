@@ -14,6 +14,7 @@ import numpy.typing as npt
 from confluent_kafka import KafkaError, KafkaException
 
 from persistence.kafka import librdkafka
+from persistence.kafka.librdkafka import text_of
 
 Spans: TypeAlias = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 """Byte strings: a buffer, and where each begins in it and how long it is; a length of -1 for none."""
@@ -48,8 +49,8 @@ class ArrayProducer:
         self._library = library = librdkafka.functions()
         self._on_failure: Callable[[KafkaError, Report], None] = config["on_delivery"]
         self._on_error: Callable[[KafkaError], None] = config.get("error_cb", lambda error: None)
-        given = {name: value for name, value in config.items() if name not in ("logger", "on_delivery", "error_cb")}
-        given |= {"delivery.report.only.error": True, "log.queue": True}
+        given = {name: value for name, value in config.items() if name not in ("on_delivery", "error_cb")}
+        given["delivery.report.only.error"] = True
         self._kafka = librdkafka.client(librdkafka.PRODUCER, given, _REPORTS | _ERRORS)
         self._logs = librdkafka.Logs(self._kafka, config["logger"])
         self._queue = library.rd_kafka_queue_get_main(self._kafka)
@@ -86,7 +87,7 @@ class ArrayProducer:
         error = self._library.rd_kafka_produceva(self._kafka, given, len(given))
         if error:
             found = KafkaError(
-                self._library.rd_kafka_error_code(error), _text(self._library.rd_kafka_error_string(error))
+                self._library.rd_kafka_error_code(error), text_of(self._library.rd_kafka_error_string(error))
             )
             self._library.rd_kafka_error_destroy(error)
             if found.code() == KafkaError._QUEUE_FULL:
@@ -165,16 +166,16 @@ class ArrayProducer:
             while address := library.rd_kafka_event_message_next(event):
                 message = librdkafka.Message.from_address(address)
                 if message.err:
-                    self._on_failure(message.error, Report(_text(library.rd_kafka_topic_name(message.topic))))
+                    self._on_failure(message.error, Report(text_of(library.rd_kafka_topic_name(message.topic))))
         elif kind == _ERRORS:
             code = library.rd_kafka_event_error(event)
-            error = KafkaError(code, _text(library.rd_kafka_event_error_string(event)))
+            error = KafkaError(code, text_of(library.rd_kafka_event_error_string(event)))
             if code != KafkaError._FATAL:
                 self._on_error(error)
                 return
             text = ctypes.create_string_buffer(_TEXT_BYTES)
             code = library.rd_kafka_fatal_error(self._kafka, text, _TEXT_BYTES)
-            raise KafkaException(KafkaError(code, _text(text.value), True))
+            raise KafkaException(KafkaError(code, text_of(text.value), True))
 
 
 class Report:
@@ -256,10 +257,6 @@ def _place(messages: npt.NDArray[np.int64], column: int, spans: Spans) -> None:
     """Write addresses and sizes; an empty byte string has an address, too."""
     messages[:, column] = np.where(spans[2] < 0, 0, spans[0].ctypes.data + spans[1])
     messages[:, column + 1] = sizes_of(spans)
-
-
-def _text(given: bytes | None) -> str:
-    return (given or b"").decode(errors="replace")
 
 
 def _release(library: Any, kafka: int, queues: Sequence[int], topics: Mapping[str, int]) -> None:

@@ -10,6 +10,14 @@ REPLACED: Final = "\ufffd"
 """Takes the place of a name that is not UTF-8."""
 
 
+def name_of(name: bytes) -> str:
+    """The name of a header; `REPLACED` if it is not UTF-8."""
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        return REPLACED
+
+
 def headers_of(message: Any) -> list[tuple[str, bytes | None]]:
     """The headers of a message, in order; a name that is not UTF-8 is `REPLACED`.
 

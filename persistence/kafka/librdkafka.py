@@ -96,6 +96,11 @@ def address(function: Any) -> int:
     return found
 
 
+def text_of(given: bytes | None) -> str:
+    """A text of librdkafka's; empty if there is none."""
+    return (given or b"").decode(errors="replace")
+
+
 def check(code: int) -> None:
     """Raise the error that a function returned.
 
@@ -128,7 +133,7 @@ def client(kind: int, settings: Mapping[str, Any], events: int = 0) -> int:
 
     Args:
         kind: `PRODUCER` or `CONSUMER`.
-        settings: Settings by librdkafka's names. Without a `logger`, which confluent-kafka's clients have.
+        settings: Settings by librdkafka's names. The `logger` of confluent-kafka's clients is left out: see `Logs`.
         events: Events that its queue has instead of calling functions: `RD_KAFKA_EVENT_...`, added.
 
     Raises:
@@ -137,18 +142,17 @@ def client(kind: int, settings: Mapping[str, Any], events: int = 0) -> int:
     library, text = functions(), ctypes.create_string_buffer(_TEXT_BYTES)
     conf = library.rd_kafka_conf_new()
     library.rd_kafka_conf_set_events(conf, events)
-    for name, value in settings.items():
+    own = {name: value for name, value in settings.items() if name != "logger"} | {"log.queue": True}
+    for name, value in own.items():
         written = str(value).lower() if isinstance(value, bool) else str(value)
         if library.rd_kafka_conf_set(conf, name.encode(), written.encode(), text, _TEXT_BYTES):
             library.rd_kafka_conf_destroy(conf)
-            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text.value.decode(errors="replace")))
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, text_of(text.value)))
     made: int | None = library.rd_kafka_new(kind, conf, text, _TEXT_BYTES)
     if made is None:
         error = library.rd_kafka_last_error()
         library.rd_kafka_conf_destroy(conf)
-        what = (
-            f"Failed to create {'consumer' if kind == CONSUMER else 'producer'}: {text.value.decode(errors='replace')}"
-        )
+        what = f"Failed to create {'consumer' if kind == CONSUMER else 'producer'}: {text_of(text.value)}"
         raise KafkaException(KafkaError(error, what))
     if kind == CONSUMER:
         library.rd_kafka_poll_set_consumer(made)
@@ -166,7 +170,7 @@ def released(owner: object, release: Callable[..., None], *arguments: Any) -> "w
 
 
 class Logs:
-    """The log lines of a client with the setting `log.queue`, which its user passes on to a logger.
+    """The log lines of a client, which its user passes on to a logger.
 
     Attributes:
         queue: The client's queue, to be destroyed before it.
@@ -185,7 +189,7 @@ class Logs:
         while event := library.rd_kafka_queue_poll(self.queue, 0):
             places = map(ctypes.byref, (facility, text, level))
             if library.rd_kafka_event_type(event) == _LOG_EVENT and not library.rd_kafka_event_log(event, *places):
-                words = [(one or b"").decode(errors="replace") for one in (facility.value, name, text.value)]
+                words = map(text_of, (facility.value, name, text.value))
                 self._logger.log(_LEVELS[level.value & 7], "%s [%s] %s", *words)
             library.rd_kafka_event_destroy(event)
 
@@ -208,8 +212,7 @@ class Message(ctypes.Structure):
     @property
     def error(self) -> KafkaError:
         """Its error, if `err` is not zero, with librdkafka's words for it."""
-        text = functions().rd_kafka_message_errstr(ctypes.addressof(self)) or b""
-        return KafkaError(self.err, text.decode(errors="replace"))
+        return KafkaError(self.err, text_of(functions().rd_kafka_message_errstr(ctypes.addressof(self))))
 
 
 def look_up_leaders(kafka: int, topic: str) -> None:
