@@ -13,7 +13,18 @@ from envelope.deadletter import DeadLetterHeaders
 from jobs.republish import InputTopics, OutputRecord, Republisher
 from persistence.kafka import KafkaSettings, Topics
 from tests.integration.republish_process import split
-from tests.support.republish import INPUTS, POISON, Make, expected, outputs, process, produce, read_all, run
+from tests.support.republish import (
+    INPUTS,
+    POISON,
+    Make,
+    expected,
+    killed_and_repeated,
+    outputs,
+    process,
+    produce,
+    read_all,
+    run,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -48,12 +59,7 @@ def test_a_republisher_that_is_killed_repeats_and_loses_nothing(
         "batch_size": 500,
         "until_caught_up": True,
     }
-    first = process(fault, **arguments)
-    first.communicate(timeout=60)
-    assert first.returncode == -signal.SIGKILL
-    second = process(**arguments)
-    second.communicate(timeout=60)
-    assert second.returncode == 0
+    killed_and_repeated(fault, arguments)
 
     wanted, copies = expected(settings, source), outputs(settings, target)
     assert set(copies) == set(wanted)

@@ -17,7 +17,7 @@ from jobs.republish.growth_watch import GrowthWatch
 from jobs.republish.input import Input
 from jobs.republish.pointers import PointedMessage
 from persistence.kafka import KafkaSettings, Topics
-from tests.support.republish import Make, process, read_all
+from tests.support.republish import Make, killed_and_repeated, process, read_all
 
 pytestmark = pytest.mark.integration
 
@@ -113,12 +113,7 @@ def test_one_that_is_killed_repeats_and_loses_nothing(fault: str, settings: Kafk
     source, target, dead = topic(4, "in"), topic(3, "out"), topic(1, "dead")
     fill(settings, source)
     arguments = arguments_of(settings, source, target, dead, options={"group.instance.id": "one"}, until_caught_up=True)
-    first = process(fault, **arguments)
-    first.communicate(timeout=60)
-    assert first.returncode == -signal.SIGKILL
-    second = process(**arguments)
-    second.communicate(timeout=60)
-    assert second.returncode == 0
+    killed_and_repeated(fault, arguments)
     verify(settings, source, target, dead, once=False)
 
 

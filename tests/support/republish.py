@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -66,6 +67,16 @@ def process(faults: str = "", stderr: int | None = None, **arguments: Any) -> su
     env = {**os.environ, "HEADWATER_FAULT": faults, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.integration.republish_process", json.dumps(arguments)]
     return subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, text=True)
+
+
+def killed_and_repeated(fault: str, arguments: dict[str, Any]) -> None:
+    """Run a republisher until a fault kills it, then again to its end."""
+    first = process(fault, **arguments)
+    first.communicate(timeout=60)
+    assert first.returncode == -signal.SIGKILL
+    second = process(**arguments)
+    second.communicate(timeout=60)
+    assert second.returncode == 0
 
 
 def outputs(settings: KafkaSettings, topic: str) -> dict[tuple, list[bytes]]:
