@@ -264,12 +264,11 @@ class Topics:
             group: The group.
             topics: Topics to ask for; None for all that this user may see.
         """
-        names = self.names() if topics is None else topics
-        parts = [
-            confluent_kafka.TopicPartition(name, part)
-            for name, count in self.partitions(names).items()
-            for part in range(count)
-        ]
+        if topics is None:  # one of them may be deleted before it is described
+            counts = self._until(lambda: self.partitions(self.names()), KafkaError.UNKNOWN_TOPIC_OR_PART)
+        else:
+            counts = self.partitions(topics)
+        parts = [confluent_kafka.TopicPartition(name, part) for name, count in counts.items() for part in range(count)]
         found = self._until(lambda: self._committed(group, parts)) if parts else []
         return {TopicPartition(part.topic, part.partition): part.offset for part in found if part.offset >= 0}
 

@@ -76,10 +76,9 @@ def test_a_run_that_is_killed_at_writes_to_its_stores_is_exact_in_the_end(
 def test_a_run_that_was_frozen_while_another_one_took_over_is_fenced_when_it_wakes(world: World) -> None:
     flow, sent = fleet(world.topic), legs(300)
     world.send(republished(sent))
-    frozen = Run(world, ("fleet", world.topic), max_records=10)
+    frozen = Run(world, ("fleet", world.topic), max_records=10, freeze=True)
     try:
-        frozen.await_batch()
-        frozen.signal(signal.SIGSTOP)
+        frozen.await_freeze()
         with closing(MemoryRunner(flow, world.stores(flow))) as successor:
             successor.process(world.records())
         before = world.views(flow, "aircraft"), world.views(flow, "carrier")

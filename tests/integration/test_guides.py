@@ -96,6 +96,7 @@ def test_the_guide_to_sequence_maps(
     for name in (payments, orders):
         topics.create(name, 1)
     names = {"payments.eu": payments, "orders": orders, "redis://states:6379": f"sqlite://{tmp_path}/snapshots"}
+    names |= {store: f"{store}-{orders}" for store in ("memory://sequence-maps", "memory://readers")}
     defined = guide("sequence-maps.md", **names, gateway=f"gateway-{uuid.uuid4().hex}")
     sent = [Envelope(b"12.50", producer="till-7", sequence=number) for number in (7, 8, 8)]
     for last, verdicts in ((None, ["accepted", "accepted", "duplicate"]), (8, ["duplicate"] * 3)):

@@ -239,6 +239,16 @@ def test_group_offsets_are_set_and_read_back(topic: Callable[..., str], topics: 
         topics.alter_group_offsets(group, {(name, 9): 5})
 
 
+def test_a_topic_that_is_deleted_between_its_listing_and_its_description_is_left_out_of_a_groups_offsets(
+    topic: Callable[..., str], topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, group, names = topic(), uuid.uuid4().hex, topics.names
+    topics.alter_group_offsets(group, {(name, 0): 5})
+    listed = iter([[*names(), f"gone-{group}"]])
+    monkeypatch.setattr(topics, "names", lambda: next(listed, None) or names())
+    assert topics.group_offsets(group) == {(name, 0): 5}
+
+
 @pytest.mark.parametrize("ask", ["alter_group_offsets('g', {('t', 1): 0})", "group_offsets('g')"])
 def test_a_new_broker_answers_for_a_group_although_its_coordinator_is_not_ready_yet(ask: str) -> None:
     """In a separate process, because the admin client's call ended it: see `Topics._committed`."""

@@ -104,11 +104,10 @@ def test_the_newer_of_a_run_on_spark_and_one_without_it_fences_the_older(
     sent, made = legs(300), ("fleet", world.topic)
     flow = fleet(world.topic)
     world.send(republished(sent))
-    frozen = Run(world, made, local=first == "local", jvm=None, max_records=10)
+    frozen = Run(world, made, local=first == "local", jvm=None, max_records=10, freeze=True)
     newer = None
     try:
-        frozen.await_batch()
-        frozen.signal(signal.SIGSTOP)
+        frozen.await_freeze()
         newer = Run(world, made, local=first == "spark", jvm=jvm if first == "local" else None)
         assert newer.wait() == 0, newer.errors
         before = world.views(flow, "aircraft"), world.views(flow, "carrier")

@@ -177,10 +177,9 @@ def test_a_run_that_was_frozen_during_the_swap_writes_nothing_afterwards(world: 
     flow, sent = fleet(world.topic), some_legs(200)
     world.send(republished(sent))
     accept = ["replication-1"] if "cassandra" in world.stores(flow)["aircraft"] else []
-    frozen = Run(world, ("fleet", world.topic), local=True, max_records=10, accept=accept)
+    frozen = Run(world, ("fleet", world.topic), local=True, max_records=10, freeze=True, accept=accept)
     try:
-        frozen.await_batch()
-        frozen.signal(signal.SIGSTOP)
+        frozen.await_freeze()
         for form in ("--apply", "--swap"):
             code, said = replay(world, form)
             assert code == Exit.DONE, said

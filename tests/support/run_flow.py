@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from pyspark import SparkContext
@@ -13,16 +14,18 @@ from aggregations.spark import run_flow
 from persistence.commit.faults import SPEC
 from persistence.kafka import KafkaSettings
 from tests.support import flows
+from tests.support.progress import say
 from tests.support.spark import FAST
 
 
-def main(flow: str, arguments: Sequence[Any], kafka: str, **options: Any) -> None:
+def main(flow: str, arguments: Sequence[Any], kafka: str, *, freeze: bool = False, **options: Any) -> None:
     """Run until caught up; say `batch` after each one.
 
     Args:
         flow: Name of the function that makes the flow.
         arguments: What it is called with.
         kafka: Broker address.
+        freeze: Stop it and its children, with SIGSTOP, after each batch.
         options: More arguments of `run_flow`.
     """
     if "PYSPARK_GATEWAY_PORT" in os.environ:
@@ -33,7 +36,7 @@ def main(flow: str, arguments: Sequence[Any], kafka: str, **options: Any) -> Non
         until_caught_up=True,
         # Workers of an existing JVM do not have this process's environment.
         conf={**FAST, f"spark.executorEnv.{SPEC}": os.environ.get(SPEC, "")},
-        progress=lambda _: print("batch", flush=True),
+        progress=partial(say, freeze=freeze),
         **options,
     )
 

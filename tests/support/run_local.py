@@ -4,14 +4,18 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from aggregations.local import executor, run_local
 from persistence.kafka import KafkaSettings
 from tests.support import flows
+from tests.support.progress import say
 
 
-def main(flow: str, arguments: Sequence[Any], kafka: str, *, few: int | None = None, **options: Any) -> None:
+def main(
+    flow: str, arguments: Sequence[Any], kafka: str, *, few: int | None = None, freeze: bool = False, **options: Any
+) -> None:
     """Run until caught up; say `batch` after each one.
 
     Args:
@@ -19,6 +23,7 @@ def main(flow: str, arguments: Sequence[Any], kafka: str, *, few: int | None = N
         arguments: What it is called with.
         kafka: Broker address.
         few: Largest batch that is folded message by message.
+        freeze: Stop it, with SIGSTOP, after each batch.
         options: More arguments of `run_local`.
     """
     if few is not None:
@@ -27,7 +32,7 @@ def main(flow: str, arguments: Sequence[Any], kafka: str, *, few: int | None = N
         getattr(flows, flow)(*arguments),
         kafka=KafkaSettings(kafka),
         **{"until_caught_up": True, **options},
-        progress=lambda _: print("batch", flush=True),
+        progress=partial(say, freeze=freeze),
     )
     assert not {"pyspark", "py4j"} & sys.modules.keys(), "it does not import Spark"
 

@@ -138,6 +138,11 @@ class Run:
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"batch\n", self.errors
 
+    def await_freeze(self) -> None:
+        """Return when it has stopped after a batch; it was started with `freeze=True`."""
+        self.await_batch()
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to it and to all its remaining children."""
         with suppress(ProcessLookupError):
