@@ -9,7 +9,7 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from aggregations.columns.compiled import helper
+from persistence.compiled import helper
 
 _POLYNOMIAL: Final = 0x82F63B78
 """Of CRC32C, reflected."""

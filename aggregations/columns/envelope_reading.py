@@ -6,8 +6,8 @@ import numpy as np
 from numba import int64, types
 
 from aggregations.columns.checksum import crc32c
-from aggregations.columns.compiled import BYTES, NUMBERS, SPANS, borrowed, compiled, helper
 from aggregations.columns.wire import LOW, is_text, little, short, skipped, span, varint
+from persistence.compiled import BYTES, NUMBERS, SPANS, borrowed, compiled, helper
 
 _MAX_OFFSET: Final = 2**63 - 1
 _MOST_PROBES: Final = 64

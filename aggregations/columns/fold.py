@@ -9,7 +9,6 @@ import numpy.typing as npt
 import polars as pl
 
 from aggregations.columns.arrays import Ints, Mask
-from aggregations.columns.compiled import compiled
 from aggregations.columns.record_text import TEXT, WHOLE, Values
 from aggregations.columns.records import States, Texts
 from aggregations.definition.aggregates import (
@@ -25,6 +24,7 @@ from aggregations.definition.aggregates import (
 from aggregations.definition.fields import Fields
 from aggregations.definition.values import INT64
 from envelope import EnvelopeError
+from persistence.compiled import compiled
 
 # Half of the 64-bit range: if the sum of absolute values is below it, no intermediate sum left the range.
 # The rounding error of the floating-point estimate is far smaller than the other half.

@@ -4,8 +4,8 @@ from typing import Any
 
 from numba import types
 
-from aggregations.columns.compiled import BYTES, NUMBERS, compiled
 from aggregations.columns.json_writing import put
+from persistence.compiled import BYTES, NUMBERS, compiled
 
 
 @compiled(types.void(BYTES, types.Array(types.int64, 1, "A", readonly=True), NUMBERS, types.uint8[::1]))

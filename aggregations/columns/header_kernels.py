@@ -5,8 +5,8 @@ from typing import Any, Final
 import numpy as np
 from numba import carray, types
 
-from aggregations.columns.compiled import NUMBERS, compiled, helper, pointer
 from aggregations.columns.message_kernels import BINARY, INT, WORDS, call, copy
+from persistence.compiled import NUMBERS, compiled, helper, pointer
 
 _ONE: Final = 1
 _ADDRESSES: Final = types.UniTuple(types.int64, 3)

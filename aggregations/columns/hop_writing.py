@@ -5,8 +5,8 @@ from typing import Any
 from numba import types, uint8
 
 from aggregations.columns.checksum import crc32c
-from aggregations.columns.compiled import NUMBERS, SPANS, borrowed, compiled, helper
 from aggregations.columns.json_writing import put
+from persistence.compiled import NUMBERS, SPANS, borrowed, compiled, helper
 
 _CHAIN_TAG = 0x4A
 _VARINT_BYTES = 10

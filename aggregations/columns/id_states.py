@@ -9,11 +9,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from aggregations.columns.arrays import Ints, Mask
-from aggregations.columns.compiled import compiled
 from aggregations.columns.json_reading import follows, integer, value_end, word
 from aggregations.columns.json_writing import put, put_number, put_word
 from aggregations.columns.record_text import CLOSE, COMMA, END, NULL, OPEN, Bytes
 from aggregations.columns.records import StoredStates
+from persistence.compiled import compiled
 
 EVENT_IDS, INTERVAL, SPREAD, WINDOWS = range(4)
 """Kinds of states, by their filter; `SPREAD` is that of an interval filter over all partitions."""

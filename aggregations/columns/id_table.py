@@ -3,8 +3,8 @@
 from typing import Final, NamedTuple
 
 from aggregations.columns.arrays import Ints
-from aggregations.columns.compiled import compiled
 from aggregations.columns.record_text import Bytes
+from persistence.compiled import compiled
 
 _PROBES: Final = 1_000
 """Slots that are tried. If texts were chosen to collide, their state is left to the pure code."""

@@ -10,10 +10,10 @@ import numpy as np
 import polars as pl
 
 from aggregations.columns.arrays import Ints, Mask, Spans
-from aggregations.columns.compiled import compiled
 from aggregations.columns.json_writing import put, put_number
 from aggregations.columns.record_text import CLOSE, COMMA, END, OPEN, QUOTE, Bytes
 from envelope.filters.index import quoted
+from persistence.compiled import compiled
 
 TEXT, BYTES, NUMBER = 0, 1, 2
 _NUMBERS: Final = (pl.Int8(), pl.Int16(), pl.Int32(), pl.Int64(), pl.UInt8(), pl.UInt16(), pl.UInt32(), pl.UInt64())

@@ -5,7 +5,6 @@ from typing import Final
 import numpy as np
 
 from aggregations.columns.arrays import Ints
-from aggregations.columns.compiled import compiled
 from aggregations.columns.record_text import (
     BEGIN,
     CLOSE,
@@ -18,6 +17,7 @@ from aggregations.columns.record_text import (
     WORDS,
     Bytes,
 )
+from persistence.compiled import compiled
 
 LONG: Final = -3
 """A list has more numbers than the array that they are read into."""

@@ -5,8 +5,8 @@ from typing import Final
 import numpy as np
 
 from aggregations.columns.arrays import Ints
-from aggregations.columns.compiled import compiled, copy_bytes
 from aggregations.columns.record_text import CLOSE, COMMA, MINUS, WORD_FIRST, WORDS, Bytes
+from persistence.compiled import compiled, copy_bytes
 
 _FEW_BYTES: Final = 16
 """So many are copied in a loop: faster than by a call."""

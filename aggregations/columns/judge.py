@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregations.columns.arrays import Ints, Mask
-from aggregations.columns.compiled import compiled
 from aggregations.columns.histories import LaneArrays
 from aggregations.columns.lane_names import LaneNames, LaneTable
 from aggregations.columns.order import distinct_lanes, fold_order, sorted_rows
@@ -24,6 +23,7 @@ from envelope import Verdict
 from envelope.dedup.eviction import GROWTH, LANES
 from envelope.dedup.history import width_of
 from envelope.dedup.room import KNOWN_LANES
+from persistence.compiled import compiled
 
 VERDICTS: Final = tuple(Verdict)
 """The verdicts; `Judged.verdicts` contains their indices."""

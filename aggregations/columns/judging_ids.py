@@ -13,7 +13,6 @@ import polars as pl
 
 from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.checksum import crc32c
-from aggregations.columns.compiled import compiled
 from aggregations.columns.id_states import EVENT_IDS, INTERVAL, SPREAD, WINDOWS, IdStates, put_head, put_id
 from aggregations.columns.id_table import Entries, is_same, slot_of
 from aggregations.columns.id_texts import Identities
@@ -31,6 +30,7 @@ from envelope.filters.arrival import MILLISECOND
 from envelope.filters.distinct import DistinctTumbling
 from envelope.filters.event_ids import BEYOND, EventIdFilter
 from envelope.filters.interval import IntervalFilter
+from persistence.compiled import compiled
 
 _ALL: Final = 1 << 62
 """A limit that is never reached."""

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import polars as pl
 
 from aggregations.columns.arrays import Ints, Mask
-from aggregations.columns.compiled import compiled
 from aggregations.columns.records import StoredStates, Texts
 from aggregations.columns.rulings import ACCEPTED, BELOW_FLOOR, DUPLICATE, FENCED, UNIDENTIFIED, Rulings, begins_of
 from envelope.filters.arrival import MILLISECOND
 from envelope.filters.producers import Producer, ProducerFilter, ProducerState
+from persistence.compiled import compiled
 
 _NONE: Final = -1
 

@@ -7,7 +7,6 @@ import numpy.typing as npt
 import polars as pl
 
 from aggregations.columns.arrays import Ints, Mask, Spans
-from aggregations.columns.compiled import compiled
 from aggregations.columns.json_reading import follows, integer, word
 from aggregations.columns.json_writing import digits_of, put, put_number, put_word
 from aggregations.columns.record_text import END, MINUS, NULL, Bytes
@@ -31,6 +30,7 @@ from envelope.filters.sequence import (
     keyed_warning,
     sequence_number,
 )
+from persistence.compiled import compiled
 
 _INTEGERS: Final = (pl.Int8(), pl.Int16(), pl.Int32(), pl.Int64(), pl.UInt8(), pl.UInt16(), pl.UInt32(), pl.UInt64())
 NUMBERS: Final = frozenset({*_INTEGERS, pl.String(), pl.Binary()})

@@ -12,7 +12,6 @@ import polars as pl
 
 from aggregations.columns.arrays import Ints, Mask
 from aggregations.columns.checksum import crc32c
-from aggregations.columns.compiled import compiled
 from aggregations.columns.id_states import MOST_MS, STREAM, number_or_null
 from aggregations.columns.id_table import Entries, slot_of
 from aggregations.columns.id_texts import QUOTED, Identities
@@ -22,6 +21,7 @@ from aggregations.columns.record_text import BEGIN, CLOSE, COLON, COMMA, END, NU
 from aggregations.columns.records import StoredStates
 from aggregations.columns.rulings import BEYOND_HORIZON, DUPLICATE, LATE, UNIDENTIFIED, Rulings, begins_of
 from envelope.filters.distinct import DistinctSession
+from persistence.compiled import compiled
 
 _SESSIONS: Final = np.frombuffer(b',"sessions":', np.uint8)
 _SHORTEST: Final = len(b"[0,0],")

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregations.columns.arrays import Ints
-from aggregations.columns.compiled import compiled
 from envelope.dedup.lanes import is_healed, names_partition, parts_of
+from persistence.compiled import compiled
 
 _MOST_NAMES = 1 << 16
 """Names after which a table is begun anew: producers that keep writing new names must not fill the memory."""

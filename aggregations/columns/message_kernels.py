@@ -11,7 +11,7 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from aggregations.columns.compiled import NUMBERS, compiled, pointer
+from persistence.compiled import NUMBERS, compiled, pointer
 
 WORDS: Final = 9
 """`rd_kafka_message_t` of rdkafka.h in words of eight bytes: error (int), topic, partition (int32), payload, its

@@ -5,8 +5,8 @@ from typing import Any, Final
 import numpy as np
 from numba import int64, types
 
-from aggregations.columns.compiled import NUMBERS, SPANS, borrowed, compiled, helper
 from aggregations.columns.wire import LOW, is_text, little, short, skipped, span, varint
+from persistence.compiled import NUMBERS, SPANS, borrowed, compiled, helper
 
 _DEEPEST: Final = 30
 _POSITIVE: Final = 2**63 - 1

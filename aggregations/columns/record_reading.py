@@ -7,7 +7,6 @@ import numpy.typing as npt
 
 from aggregations.columns.arrays import Ints
 from aggregations.columns.checksum import crc32c
-from aggregations.columns.compiled import compiled
 from aggregations.columns.histories import LaneArrays
 from aggregations.columns.json_reading import LONG, follows, integer, integers, value_end, word
 from aggregations.columns.lane_names import LaneTable, hash_of
@@ -38,6 +37,7 @@ from aggregations.columns.record_text import (
     Form,
     Values,
 )
+from persistence.compiled import compiled
 
 READ, OTHER, UNKNOWN = 0, 1, 2
 """What became of a record: it was read, is not of the usual form, or names a lane that the table lacks."""

@@ -6,7 +6,6 @@ import numpy as np
 
 from aggregations.columns.arrays import Ints
 from aggregations.columns.checksum import crc32c
-from aggregations.columns.compiled import compiled
 from aggregations.columns.histories import LaneArrays
 from aggregations.columns.json_writing import put, put_number, put_numbers, put_word
 from aggregations.columns.lane_names import LaneTable
@@ -37,6 +36,7 @@ from aggregations.columns.record_text import (
     Form,
     Values,
 )
+from persistence.compiled import compiled
 
 _MANY: Final = 64  # as in `persistence.lanes`
 _LANE: Final = 128  # more than the bytes of a lane's text without its group and numbers

@@ -9,8 +9,8 @@ from numba import int64
 
 from aggregations.columns.arrays import Ints, Mask, Spans
 from aggregations.columns.checksum import tables_of
-from aggregations.columns.compiled import compiled
 from envelope.filters.arrival import shard_of
+from persistence.compiled import compiled
 
 _CRC32: Final = tables_of(0xEDB88320)[0]
 """Of the polynomial that `zlib.crc32` has, reflected."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from numba import int64
 
-from aggregations.columns.compiled import helper
+from persistence.compiled import helper
 
 LOW: Final = 0xFFFFFFFF
 """The low 32 bits."""

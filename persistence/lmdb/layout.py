@@ -10,35 +10,46 @@ each shard. All entries are in the main database. For flow `fleet`, generation 1
 | `epoch/fleet/1` | the installed epoch, in digits |
 | `manifest/fleet/1` | the manifest, JSON |
 | `stage/fleet/1/aircraft` | JSON: `{"number":1,"mark":17,"downstream":{...}}`, the stage's number and its mark |
+| `texts/fleet/1/aircraft` | JSON: a list of texts that its state records have in common |
 | `\0\0\0\1N14228` | version, epoch and batch in 8 bytes each, then the state record, JSON |
 | `\x40\0\0\1N14228` | only of a state with a due time: this time |
 | `\x80\0\0\1`, the due time, `N14228` | the key of the state's entry: the states that are due first come first |
 
-Numbers are unsigned and big-endian; a due time is in seconds since 1970, plus 2^63, in 8 bytes. A state's key is the number of its stage in 4 bytes, then the key, so the states of
-a stage are neighbours and in the order of their keys. LMDB's keys have at most 511 bytes. A key of more than 475 bytes is
-cut there and its SHA-256 follows: 511 bytes, which no shorter key has. Its value contains the whole key, with its length
-in 4 bytes, between the batch and the record. Read an environment with `mdb_dump -p DIRECTORY`; never write to it.
+Numbers are unsigned and big-endian; a due time is in seconds since 1970, plus 2^63, in 8 bytes. If the highest bit of
+the batch is set, the record is shortened: each byte n below 32 in it stands for text n of the stage, counted from 1.
+Environments of schema 1, of earlier releases, have no such records; the first one makes it schema 2.
+
+A state's key is the number of its stage in 4 bytes, then the key, so the states of a stage are neighbours and in the
+order of their keys. LMDB's keys have at most 511 bytes. A key of more than 475 bytes is cut there and its SHA-256
+follows: 511 bytes, which no shorter key has. Its value contains the whole key, with its length in 4 bytes, between the
+batch and the record. Read an environment with `mdb_dump -p DIRECTORY`; never write to it.
 """
 
-import struct
 from collections.abc import Sequence
 from hashlib import sha256
+from itertools import compress
+from operator import not_
 from struct import Struct
 from typing import Any, Final
 
 import msgspec
 
 from persistence.errors import Corrupt
+from persistence.lmdb.texts import Texts
 from persistence.marks import Bucket, Mark, bucket_of_parts
 from persistence.names import FlowRef, StageRef
-from persistence.protocol import Stored, Write
+from persistence.protocol import Stored
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 SHARDS: Final = 4
 OWNER: Final = b"headwater"
 
 HEAD: Final = Struct(">QQQ")
 """Version, epoch and batch."""
+SHORTENED: Final = 1 << 63
+"""The bit of the batch that is set if the record is shortened."""
+_FLAG: Final = 16
+"""The byte of an entry with this bit."""
 _NUMBER: Final = Struct(">I")
 _LONGEST: Final = 511
 """Bytes of the longest key of LMDB."""
@@ -99,6 +110,11 @@ def epoch_key(flow: FlowRef) -> bytes:
 def manifest_key(flow: FlowRef) -> bytes:
     """Key of a flow's manifest."""
     return f"manifest/{flow.flow}/{flow.generation}".encode()
+
+
+def texts_key(stage: StageRef) -> bytes:
+    """Key of the texts of a stage."""
+    return f"texts/{stage.flow}/{stage.generation}/{stage.stage}".encode()
 
 
 def stages_key(flow: FlowRef) -> bytes:
@@ -164,31 +180,53 @@ def is_cut(found: bytes) -> bool:
     return len(found) == _LONGEST
 
 
-def written(found: bytes, head: bytes, write: Write) -> bytes:
-    """The value in the environment of a state at place `found`."""
+def written(found: bytes, head: bytes, key: bytes, record: bytes) -> bytes:
+    """The value in the environment of a state at place `found`, with its record as it is stored."""
     if len(found) < _LONGEST:
-        return head + write.value
-    return b"".join([head, _NUMBER.pack(len(write.key)), write.key, write.value])
+        return head + record
+    return b"".join([head, _NUMBER.pack(len(key)), key, record])
 
 
-def read_states(stage: StageRef, found: Sequence[tuple[bytes, bytes]]) -> dict[bytes, Stored]:
-    """The states in entries, by key.
+def read_states(stage: StageRef, found: Sequence[tuple[bytes, bytes]], texts: Texts) -> list[tuple[bytes, Stored]]:
+    """The keys and the states in entries.
 
     Raises:
         Corrupt: An entry is not what was written.
     """
-    unpack, number, head = HEAD.unpack_from, _NUMBER.size, HEAD.size
+    kinds = [len(value) >= HEAD.size and value[_FLAG] > 127 and len(one) < _LONGEST for one, value in found]
+    usual, others = [*compress(found, kinds)], [*compress(found, map(not_, kinds))]
     try:
-        states = {one[number:]: Stored(*unpack(value), value[head:]) for one, value in found if len(one) < _LONGEST}  # type: ignore[call-arg]
-    except struct.error:
-        states = {}  # `read_state` names the entry
-    if len(states) < len(found):
-        states.update(read_state(stage, *one) for one in found)
+        records = texts.restored([value for _, value in usual], HEAD.size)
+    except LookupError:
+        usual, others, records = [], list(found), []  # `read_state` names the entry
+    heads = HEAD.iter_unpack(b"".join([value[: HEAD.size] for _, value in usual]))
+    states = [
+        (one[_NUMBER.size :], Stored(version, epoch, batch ^ SHORTENED, record))
+        for (one, _), (version, epoch, batch), record in zip(usual, heads, records, strict=True)
+    ]
+    states += [read_state(stage, *one, texts) for one in others]
     return states
 
 
-def read_state(stage: StageRef, found: bytes, value: bytes) -> tuple[bytes, Stored]:
+def read_state(stage: StageRef, found: bytes, value: bytes, texts: Texts) -> tuple[bytes, Stored]:
     """The key and the state in an entry.
+
+    Raises:
+        Corrupt: It is not what was written.
+    """
+    key, begin = key_of(stage, found, value)
+    version, epoch, batch = HEAD.unpack_from(value)
+    if not batch & SHORTENED:
+        return key, Stored(version, epoch, batch, value[begin:])
+    try:
+        (record,) = texts.restored([value], begin)
+    except LookupError as error:
+        raise Corrupt("the stored state has a text that is not stored", ref=stage, key=key) from error
+    return key, Stored(version, epoch, batch ^ SHORTENED, record)
+
+
+def key_of(stage: StageRef, found: bytes, value: bytes) -> tuple[bytes, int]:
+    """The key of the state in an entry, and where the record begins in its value.
 
     Raises:
         Corrupt: It is not what was written.
@@ -200,5 +238,4 @@ def read_state(stage: StageRef, found: bytes, value: bytes) -> tuple[bytes, Stor
         begin += len(key)
     if len(value) < begin or (is_cut(found) and place(found[: _NUMBER.size], key) != found):
         raise Corrupt("the stored state is incomplete", ref=stage, key=found[_NUMBER.size :])
-    version, epoch, batch = HEAD.unpack_from(value)
-    return key, Stored(version, epoch, batch, value[begin:])
+    return key, begin

@@ -16,24 +16,28 @@ from persistence.lmdb.environment import Transaction, shared
 from persistence.lmdb.layout import (
     HEAD,
     OWNER,
+    SCHEMA,
     SHORT,
+    SHORTENED,
     Owner,
     StageEntry,
     encode,
     epoch_key,
     is_cut,
+    key_of,
     manifest_key,
     place,
     places,
     read_epoch,
     read_owner,
     read_stage,
-    read_state,
     read_states,
     stage_key,
     stages_key,
+    texts_key,
     written,
 )
+from persistence.lmdb.texts import Texts, decode_texts, encode_texts
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
 from persistence.marks import (
     Acknowledged,
@@ -50,6 +54,9 @@ _PAGE: Final = 1000
 
 _PART: Final = 1000
 """Writes that are compared, then applied, before the next ones: what they touch stays in the processor's cache."""
+
+MANY: Final = 250
+"""Writes from which on a save is looked through for texts. With fewer, reading them costs more than it saves."""
 
 _REMOVED: Final = 20_000
 """States that one transaction removes: other writers of the shard wait for it."""
@@ -228,7 +235,7 @@ class Shard:
             if (entry := _stage(transaction, stage)) is None:
                 return []
             found = due_page(transaction, entry.prefix, last, until, _PAGE)
-            return [(one, read_state(stage, at, transaction.get(at, b""))[0]) for one, at in found]
+            return [(one, key_of(stage, at, transaction.get(at, b""))[0]) for one, at in found]
 
         return self._environment.read(self, stage, read, [])
 
@@ -252,6 +259,7 @@ def _drop(transaction: Transaction, flow: FlowRef) -> bool:
                 left -= 1
         if not left:
             return True
+        transaction.delete(texts_key(flow.stage(name.removeprefix(begin).decode())))
         transaction.delete(name)
     return False
 
@@ -263,6 +271,23 @@ def _epoch(transaction: Transaction, flow: FlowRef) -> int:
 def _manifest(transaction: Transaction, flow: FlowRef) -> Manifest | None:
     value = transaction.get(manifest_key(flow))
     return None if value is None else decode_manifest(value, flow)
+
+
+def _texts(transaction: Transaction, stage: StageRef) -> Texts:
+    return decode_texts(transaction.get(texts_key(stage)), stage)
+
+
+def _more_texts(transaction: Transaction, stage: StageRef, writes: Sequence[Write]) -> Texts:
+    """The texts of a stage, with new ones that many writes have in common."""
+    texts = _texts(transaction, stage)
+    if len(writes) < MANY or (more := texts.with_those_of([write.value for write in writes])) is texts:
+        return texts
+    transaction.put(texts_key(stage), encode_texts(more))
+    owner = read_owner(transaction.get(OWNER), stage) or Owner()
+    if owner.schema < SCHEMA:
+        owner.schema = SCHEMA  # earlier releases cannot read shortened records
+        transaction.put(OWNER, encode(owner))
+    return more
 
 
 def _stage(transaction: Transaction, stage: StageRef) -> StageEntry | None:
@@ -282,7 +307,8 @@ def _load(transaction: Transaction, stage: StageRef, keys: Sequence[bytes]) -> d
     if entry is None:
         return {}
     # In the order of places: neighbours are on one page, which is then searched once.
-    return read_states(stage, transaction.cursor().getmulti(sorted(places(entry.prefix, keys))))
+    found = transaction.cursor().getmulti(sorted(places(entry.prefix, keys)))
+    return dict(read_states(stage, found, _texts(transaction, stage)))
 
 
 def _replace(
@@ -297,14 +323,19 @@ def _replace(
     if any(map(gt, where, islice(where, 1, None))):
         placed = sorted(zip(where, writes, strict=True), key=itemgetter(0))
         where, writes = [one for one, _ in placed], [write for _, write in placed]
-    cursor = transaction.cursor()
+    cursor, texts = transaction.cursor(), _more_texts(transaction, stage, writes)
     for start in range(0, len(writes), _PART):
         part, values = where[start : start + _PART], writes[start : start + _PART]
-        versions = [write.expected for write in values]
+        versions, whole = [write.expected for write in values], [write.value for write in values]
         _check(cursor.getmulti(part), part, versions, epoch)
-        heads = {version: HEAD.pack(version + 1, epoch, batch) for version in set(versions)}
+        records = texts.shortened(whole)
+        note = batch if records is None else batch | SHORTENED
+        heads = {version: HEAD.pack(version + 1, epoch, note) for version in set(versions)}
         cursor.putmulti(
-            [(one, written(one, heads[write.expected], write)) for one, write in zip(part, values, strict=True)]
+            [
+                (one, written(one, heads[write.expected], write.key, record))
+                for one, write, record in zip(part, values, records or whole, strict=True)
+            ]
         )
     return len(writes)
 
@@ -346,21 +377,28 @@ def _page(transaction: Transaction, stage: StageRef, last: bytes, begin: bytes) 
     if entry is None:
         return [], None
     prefix = entry.prefix
-    page: list[tuple[bytes, Stored]] = []
+    page: list[tuple[bytes, bytes]] = []
     before = last
     cursor = transaction.cursor()
     if not cursor.set_range(last or prefix + begin[:SHORT]):
         return [], None
     for found, value in cursor:
         if not found.startswith(prefix):
-            return sorted(page, key=itemgetter(0)), None
+            break
         if found == last:
             continue
         # A page ends between keys that differ within their first bytes: only those are stored in order.
         if len(page) >= _PAGE and not (
             is_cut(before) and found[: len(prefix) + SHORT] == before[: len(prefix) + SHORT]
         ):
-            return sorted(page, key=itemgetter(0)), before
-        page.append(read_state(stage, found, value))
+            return _sorted(transaction, stage, page), before
+        page.append((found, value))
         before = found
-    return sorted(page, key=itemgetter(0)), None
+    return _sorted(transaction, stage, page), None
+
+
+def _sorted(
+    transaction: Transaction, stage: StageRef, page: Sequence[tuple[bytes, bytes]]
+) -> list[tuple[bytes, Stored]]:
+    """The states of a page, in the order of their keys."""
+    return sorted(read_states(stage, page, _texts(transaction, stage)), key=itemgetter(0))

@@ -53,7 +53,7 @@ def change_database(path: Path, change: str) -> None:
 def change_environment(path: Path, change: str) -> None:
     path /= "0"
     path.mkdir(parents=True, exist_ok=True)
-    key, value = {"theirs": (b"theirs", b"x"), "newer": (b"headwater", b'{"schema":2,"stages":1}')}[change]
+    key, value = {"theirs": (b"theirs", b"x"), "newer": (b"headwater", b'{"schema":3,"stages":1}')}[change]
     with lmdb.open(str(path)) as opened, opened.begin(write=True) as transaction:
         transaction.put(key, value)
 
@@ -66,7 +66,7 @@ LMDB = Kind(
     "directory",
     "0/data.mdb",
     ("sync", ("full", "nometasync", "nosync")),
-    "schema 2; this code reads 1",
+    "schema 3; this code reads 2",
     change_environment,
 )
 

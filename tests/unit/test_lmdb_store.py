@@ -105,11 +105,11 @@ def test_entries_are_where_the_layout_says(store, path):
         f"{shard}/{file}" for shard in range(4) for file in ("data.mdb", "lock.mdb")
     ]
     for shard in range(1, 4):
-        assert entries(path / str(shard)) == {b"headwater": b'{"schema":1,"stages":0}', b"epoch/fleet/1": b"1"}
+        assert entries(path / str(shard)) == {b"headwater": b'{"schema":2,"stages":0}', b"epoch/fleet/1": b"1"}
     found = entries(path / "0")
     assert found.pop(b"manifest/fleet/1").startswith(b"{")
     assert found == {
-        b"headwater": b'{"schema":1,"stages":1}',
+        b"headwater": b'{"schema":2,"stages":1}',
         b"epoch/fleet/1": b"1",
         b"stage/fleet/1/aircraft": b'{"number":1,"mark":1}',
         b"\0\0\0\1N14228": bytes([0] * 7 + [1] + [0] * 7 + [1] + [0] * 7 + [3]) + b'{"legs":1}',

@@ -24,7 +24,7 @@ NUMBERS: Final = types.Array(numba.int64, 1, "C", readonly=True)
 SPANS: Final = types.Tuple((BYTES, NUMBERS, NUMBERS))
 """The members of `arrays.Spans`."""
 
-SOURCES: Final = ("aggregations.columns", "envelope", "envelope.dedup", "envelope.filters")
+SOURCES: Final = ("aggregations.columns", "persistence.lmdb", "envelope", "envelope.dedup", "envelope.filters")
 """Packages of all modules from which compiled functions use constants or other functions."""
 
 
