@@ -24,25 +24,31 @@ NUMBERS: Final = types.Array(numba.int64, 1, "C", readonly=True)
 SPANS: Final = types.Tuple((BYTES, NUMBERS, NUMBERS))
 """The members of `arrays.Spans`."""
 
-SOURCES: Final = ("aggregations.columns", "persistence.lmdb", "envelope", "envelope.dedup", "envelope.filters")
-"""Packages of all modules from which compiled functions use constants or other functions."""
+SOURCES: Final = (
+    *("aggregations.columns", "envelope", "envelope.dedup", "envelope.filters"),
+    *("persistence.compiled", "persistence.lmdb.text_kernels"),
+)
+"""Packages, with all of their modules, and modules from which compiled functions use constants or other functions."""
 
 
 @cache
 def version() -> str:
     """Return a digest of the source code of `SOURCES`; of none where it is not in files, and nothing is kept on disk."""
     digest = sha256()
-    for package in SOURCES:
-        for directory in _directories(package):
-            for file in sorted(directory.glob("*.py")):
-                digest.update(file.read_bytes())
+    for name in SOURCES:
+        for file in _files(name):
+            digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
 
-def _directories(package: str) -> list[Path]:
-    """Where a package is, without importing it."""
-    spec = find_spec(package)
-    return [Path(one) for one in (spec.submodule_search_locations or ())] if spec else []
+def _files(name: str) -> list[Path]:
+    """The files of a module, or of all modules of a package, without importing them."""
+    spec = find_spec(name)
+    if spec is None:
+        return []
+    if spec.submodule_search_locations is None:
+        return [Path(spec.origin)] if spec.has_location and spec.origin else []
+    return [file for one in spec.submodule_search_locations for file in sorted(Path(one).glob("*.py"))]
 
 
 def compiled(signature: Any = None, *, allocates: bool = True) -> Callable[[F], F]:

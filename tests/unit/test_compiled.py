@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 import aggregations
-from aggregations.columns import compiled
+import persistence
+from persistence import compiled
 
-PACKAGE = Path(aggregations.__path__[0])
+PACKAGES = [Path(package.__path__[0]) for package in (aggregations, persistence)]
 MODULES = [
-    importlib.import_module(".".join(("aggregations", *file.relative_to(PACKAGE).with_suffix("").parts)))
-    for file in sorted(PACKAGE.rglob("*.py"))
-    if "@compiled" in file.read_text()
+    importlib.import_module(".".join(file.relative_to(package.parent).with_suffix("").parts))
+    for package in PACKAGES
+    for file in sorted(package.rglob("*.py"))
+    if "\n@compiled" in file.read_text()
 ]
 
 
@@ -31,7 +33,7 @@ def test_the_name_of_compiled_code_in_the_cache_depends_on_all_source_code_that_
         for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
         if isinstance(node, ast.ImportFrom)
         and node.module
-        and node.module.split(".")[0] in ("aggregations", "envelope")
+        and node.module.split(".")[0] in ("aggregations", "envelope", "persistence")
     }
     for name in imported - {
         "aggregations.definition.aggregates",
@@ -44,7 +46,7 @@ def test_the_name_of_compiled_code_in_the_cache_depends_on_all_source_code_that_
 def test_the_version_follows_any_change_of_the_source_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one.py").write_text("NUMBER = 1")
     (tmp_path / "note.txt").write_text("")
-    monkeypatch.setattr(compiled, "_directories", lambda package: [tmp_path])
+    monkeypatch.setattr(compiled, "_files", lambda name: sorted(tmp_path.glob("*.py")))
     before = compiled.version.__wrapped__()
     (tmp_path / "note.txt").write_text("more")
     assert compiled.version.__wrapped__() == before
