@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from persistence.compiled import compiled
+from persistence.compiled import compiled, copy_bytes
 
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 _Ints: TypeAlias = npt.NDArray[np.int64]
@@ -128,6 +128,6 @@ def _restore(data: _Bytes, bounds: _Ints, skip: int, first: _Ints, texts: _Bytes
                 out[at] = data[i]
                 at += 1
             else:
-                for place in range(first[byte - 1], first[byte]):
-                    out[at] = texts[place]
-                    at += 1
+                count = first[byte] - first[byte - 1]
+                copy_bytes(out, at, texts, first[byte - 1], count)
+                at += count
