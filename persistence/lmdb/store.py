@@ -35,8 +35,8 @@ class LmdbStore:
     therefore divided among four environments, by the hash by which Kafka's producers choose partitions: the records of
     one of two, four or more partitions (a power of two) change states of their own environments only.
 
-    Writers of a shard take turns, without a limit of time: a writer that is frozen in the middle of a call blocks the
-    others, one that is killed does not. The data files grow as far as states need it, are never shortened, and their
+    Writers of a shard take turns: a writer that is frozen in the middle of a call blocks the others, which end with
+    `Transient` after 30 s; one that is killed does not. The data files grow as far as states need it, are never shortened, and their
     free pages are used again. No program may truncate one or copy over it while a flow runs: LMDB's processes would end
     with SIGBUS.
 
