@@ -1,6 +1,7 @@
 """State records in LMDB without the texts that they have in common."""
 
 import random
+import time
 
 import lmdb
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from envelope import Histories, History
 from persistence.errors import Conflict, Corrupt
 from persistence.lmdb import shard
-from persistence.lmdb.layout import HEAD, SHORT, SHORTENED
+from persistence.lmdb.layout import HEAD, SHORT, SHORTENED, encode
 from persistence.lmdb.texts import LIMIT, Texts, decode_texts
 from persistence.murmur2 import parts_of
 from persistence.protocol import FlowRef, Stored, Write
@@ -187,6 +188,12 @@ def test_a_record_whose_text_is_missing_is_corrupt(store, path, count):
         store.load(STAGE, [key])
 
 
+@pytest.mark.parametrize("entry", [b'["\xff"]', b'[""]', b'["a\\u0001"]', encode([str(n) for n in range(LIMIT + 1)])])
+def test_an_entry_that_was_never_written_as_texts_is_corrupt(entry):
+    with pytest.raises(Corrupt, match="texts of the stage cannot be read"):
+        decode_texts(entry, STAGE)
+
+
 def test_texts_of_a_stage_are_not_those_of_another(store, path):
     epoch = store.acquire_epoch(FLOW)
     other = FLOW.stage("carrier")
@@ -201,3 +208,11 @@ def test_the_texts_of_records_that_differ_in_numbers_are_all_that_is_between_the
     found = Texts().with_those_of([record(number) for number in range(400)])
     assert b'#Qx1k3bcd>wrap>flights.legs":[{"held":[' in found.texts
     assert b'},"lanes":{"flights.raw:' in found.texts
+
+
+def test_lists_of_small_numbers_are_compared_in_little_time():
+    rng = random.Random(5)
+    values = [b"[" + b",".join(b"%d" % rng.randrange(10) for _ in range(300)) + b"]" for _ in range(400)]
+    begin = time.process_time()
+    Texts().with_those_of(values)
+    assert time.process_time() - begin < 1
