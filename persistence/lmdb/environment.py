@@ -4,7 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -13,7 +13,7 @@ import lmdb
 from persistence.errors import Terminal
 from persistence.lmdb.errors import RIGHTS, translate
 from persistence.lmdb.layout import OWNER, SCHEMA, SHARDS, Owner, encode, read_owner
-from persistence.lmdb.turns import Turns
+from persistence.lmdb.turns import turn
 from persistence.names import FlowRef, StageRef
 
 if TYPE_CHECKING:
@@ -61,7 +61,6 @@ class Environment:
         self._sync = sync
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
         self._lmdb: lmdb.Environment | None = None
-        self._turns: Turns | None = None
         self._files: _Identity = ()
 
     def read(self, user: object, ref: FlowRef | StageRef, action: Callable[[Transaction], T], absent: T) -> T:
@@ -89,7 +88,7 @@ class Environment:
                 assert environment is not None
                 environment.reader_check()  # the pages that a killed reader had seen can be used again
                 try:
-                    with self._turn(ref), environment.begin(write=True) as transaction:
+                    with turn(self.path / _FILES[0], ref), environment.begin(write=True) as transaction:
                         if self._is_fresh(transaction, ref):
                             transaction.put(OWNER, encode(Owner()))
                         return action(transaction)
@@ -112,14 +111,6 @@ class Environment:
         opened, self._lmdb = self._lmdb, None
         if opened is not None:
             opened.close()
-        turns, self._turns = self._turns, None
-        if turns is not None:
-            turns.close()
-
-    def _turn(self, ref: FlowRef | StageRef) -> AbstractContextManager[None]:
-        if self._turns is None:
-            self._turns = Turns(self.path / _FILES[0])
-        return self._turns.turn(ref)
 
     def _resize(self, environment: lmdb.Environment, size: int) -> None:
         """Set the size of the map; with 0 the size that other processes have given it."""
@@ -133,7 +124,7 @@ class Environment:
     def _translated(self, ref: FlowRef | StageRef) -> Iterator[None]:
         try:
             yield
-        except lmdb.Error as error:
+        except (lmdb.Error, OSError) as error:
             raise translate(error, str(self.path), ref) from error
 
     def _open(self, user: object, ref: FlowRef | StageRef, *, create: bool) -> lmdb.Environment | None:

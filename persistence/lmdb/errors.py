@@ -25,8 +25,10 @@ _TERMINAL = {
 }
 
 
-def translate(error: lmdb.Error, path: str, ref: FlowRef | StageRef | None) -> StoreError:
+def translate(error: lmdb.Error | OSError, path: str, ref: FlowRef | StageRef | None) -> StoreError:
     """Return the store error for `error`."""
+    if isinstance(error, OSError):
+        return Terminal(f"{error.strerror} ({path})", _TERMINAL.get(error.errno or 0, "See errno(3)"), ref=ref)
     what = f"{error} ({path})"
     match error:
         case lmdb.CorruptedError() | lmdb.PageNotFoundError() | lmdb.InvalidError():

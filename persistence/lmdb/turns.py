@@ -6,10 +6,10 @@ first takes a lock on the data file (flock(2)), for which it waits for a limited
 
 import fcntl
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event, Lock, Thread
 from typing import Final
 
 from persistence.errors import Transient
@@ -17,60 +17,67 @@ from persistence.names import FlowRef, StageRef
 
 BUSY_SECONDS: Final = 30.0
 """How long a writer waits for the others."""
-_PAUSE_SECONDS: Final = 0.05
-"""Longest pause between two tries."""
 
 
-class Turns:
-    """The lock of one environment.
+@contextmanager
+def turn(file: Path, ref: FlowRef | StageRef) -> Iterator[None]:
+    """Hold the lock of an environment.
+
+    A thread waits where the system wakes it: a writer that tried again and again would leave the environment unused
+    between two tries, and seldom come before one that does not pause.
 
     Args:
-        file: Its data file, which exists.
+        file: The data file, which exists.
+        ref: What is written.
+
+    Raises:
+        Transient: Other processes held it all the time. The text names the one that holds it.
     """
+    descriptor = os.open(file, os.O_RDONLY)
+    waits, decided, granted = False, Lock(), Event()
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._descriptor = os.open(file, os.O_RDONLY)
+    def wait() -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if decided.acquire(blocking=False):
+            granted.set()
+        else:  # too late
+            _release(descriptor)
 
-    @contextmanager
-    def turn(self, ref: FlowRef | StageRef) -> Iterator[None]:
-        """Hold the lock.
-
-        Raises:
-            Transient: Other processes held it all the time. The text names the one that holds it.
-        """
-        deadline, pause = time.monotonic() + BUSY_SECONDS, 0.001
-        while not self._take():
-            if time.monotonic() > deadline:
+    try:
+        if not _take(descriptor):
+            Thread(target=wait, daemon=True).start()
+            waits = True
+            if not granted.wait(BUSY_SECONDS):
                 raise Transient(
-                    f"{self._holder()} has been writing to {self._file.parent} for {BUSY_SECONDS:g} s",
+                    f"{_holder(descriptor)} has been writing to {file.parent} for {BUSY_SECONDS:g} s",
                     "If it was stopped (SIGSTOP), continue or end it",
                     ref=ref,
                 )
-            time.sleep(pause)
-            pause = min(2 * pause, _PAUSE_SECONDS)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        yield
+    finally:
+        if not waits or not decided.acquire(blocking=False):
+            _release(descriptor)
 
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
 
-    def _take(self) -> bool:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+def _take(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
-    def _holder(self) -> str:
-        """The process that holds the lock, as the system tells it (proc(5), /proc/locks)."""
-        inode = f":{os.fstat(self._descriptor).st_ino}"
-        with suppress(OSError, ValueError):
-            for line in Path("/proc/locks").read_text().splitlines():
-                _, kind, _, _, process, place, *_ = line.split()
-                if kind == "FLOCK" and place.endswith(inode):
-                    return f"process {process}"
-        return "another process"
+
+def _release(descriptor: int) -> None:
+    fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for a child that has inherited the file
+    os.close(descriptor)
+
+
+def _holder(descriptor: int) -> str:
+    """The process that holds the lock, as the system tells it (proc(5), /proc/locks)."""
+    inode = f":{os.fstat(descriptor).st_ino}"
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/locks").read_text().splitlines():
+            _, kind, _, _, process, place, *_ = line.split()
+            if kind == "FLOCK" and place.endswith(inode):
+                return f"process {process}"
+    return "another process"

@@ -7,13 +7,12 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from unittest import mock
 
 import lmdb
 import pytest
 
 from persistence.errors import Conflict, Corrupt, Terminal, Transient
-from persistence.lmdb import environment, turns
+from persistence.lmdb import environment
 from persistence.lmdb.errors import translate
 from persistence.lmdb.layout import SHORT
 from persistence.murmur2 import parts_of
@@ -66,30 +65,6 @@ def run_in(context, target, *args):
     process.start()
     process.join()
     return process.exitcode
-
-
-def stop_in_a_save(url, epoch):
-    """Save a state, and stop in the middle of it."""
-    store = open_store(url)
-    with mock.patch("persistence.lmdb.shard.check_epoch", lambda *_: os.kill(os.getpid(), signal.SIGSTOP)):
-        store.save(STAGE, [Write(b"k", 1, b"stopped")], epoch=epoch, batch=4)
-
-
-def test_a_writer_that_was_stopped_is_named_after_a_bounded_wait_and_may_go_on(store, url, monkeypatch):
-    monkeypatch.setattr(turns, "BUSY_SECONDS", 0.2)
-    epoch = put(store, b"k")
-    other = _spawn.Process(target=stop_in_a_save, args=(url, epoch))
-    other.start()
-    try:
-        os.waitid(os.P_PID, other.pid, os.WSTOPPED | os.WNOWAIT)
-        with pytest.raises(Transient, match=rf"process {other.pid} has been writing .*for 0.2 s.*SIGSTOP"):
-            store.save(STAGE, [Write(b"k", 1, b"")], epoch=epoch, batch=4)
-        assert store.load(STAGE, [b"k"])[b"k"].version == 1
-    finally:
-        os.kill(other.pid, signal.SIGCONT)
-        other.join()
-    assert store.load(STAGE, [b"k"])[b"k"].value == b"stopped"
-    store.save(STAGE, [Write(b"k", 2, b"")], epoch=epoch, batch=5)
 
 
 @pytest.mark.parametrize(
