@@ -37,7 +37,7 @@ from persistence.lmdb.layout import (
     texts_key,
     written,
 )
-from persistence.lmdb.texts import Texts, decode_texts, encode_texts
+from persistence.lmdb.texts import Texts, decode_texts, encode_texts, prepare
 from persistence.manifest import Manifest, decode_manifest, encode_manifest
 from persistence.marks import (
     Acknowledged,
@@ -126,6 +126,7 @@ class Shard:
     ) -> Mark:
         """Replace states, all of them or none, and return the mark."""
         note = encode_downstream(epoch, downstream)
+        prepare(len(writes))
 
         def write(transaction: Transaction, apply: Callable[..., int] = _replace) -> Mark:
             check_epoch(stage, epoch, _epoch(transaction, stage.flow_ref))

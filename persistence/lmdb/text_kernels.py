@@ -1,6 +1,7 @@
 """What `persistence.lmdb.texts` does with many values, compiled."""
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -37,6 +38,13 @@ def tables(texts: Sequence[bytes]) -> Tables:
     np.cumsum(counts, out=begin[1:])
     np.cumsum([len(one) for one in texts], out=first[1:])
     return Tables(first, np.frombuffer(b"".join(texts), np.uint8), begin, np.array(order, np.int64))
+
+
+@cache
+def load() -> None:
+    """Compile what `shorten` and `restore` run, or load it from the disk."""
+    texts = tables([b"a"])
+    restore(shorten([b"a"], texts) or [], 0, texts)
 
 
 def shorten(values: Sequence[bytes], texts: Tables) -> list[bytes] | None:

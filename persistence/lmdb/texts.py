@@ -41,6 +41,14 @@ _Text = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f]+$")]
 _decoder: Final = msgspec.json.Decoder(Annotated[list[_Text], msgspec.Meta(max_length=LIMIT)])
 
 
+def prepare(count: int) -> None:
+    """Load the compiled code for this number of values. This may take seconds: do it before a lock is taken."""
+    if count > _FEW:
+        from persistence.lmdb.text_kernels import load
+
+        load()
+
+
 class Texts:
     """The texts of a stage.
 

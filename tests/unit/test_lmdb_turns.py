@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
+import sys
 from unittest import mock
 
 import pytest
@@ -104,3 +106,28 @@ def test_a_process_that_may_open_no_more_files_gets_an_error_that_says_so(store)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
     store.save(STAGE, [Write(b"k", 1, b"{}")], epoch=epoch, batch=4)
+
+
+SAVE = """
+import sys
+from persistence.lmdb import environment
+from persistence.protocol import FlowRef, Write
+from persistence.registry import open_store
+store, flow, known = open_store(sys.argv[1]), FlowRef("fleet"), environment.turn
+epoch = store.acquire_epoch(flow)
+writes = [Write(b"%06d" % number, 0, b'{"definition":%d}' % number) for number in range(2000)]
+loaded = []
+
+def turn(*args):
+    loaded.append("persistence.lmdb.text_kernels" in sys.modules)
+    return known(*args)
+
+environment.turn = turn
+store.save(flow.stage("aircraft"), writes, epoch=epoch, batch=1)
+print(loaded)
+"""
+
+
+def test_compiled_code_is_loaded_before_others_wait(url):
+    command = [sys.executable, "-c", SAVE, url]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[True, True, True, True]\n"
