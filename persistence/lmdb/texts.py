@@ -36,6 +36,8 @@ _FEW: Final = 200
 """Values up to which compiled code costs more than it saves: importing numba takes half a second."""
 
 _CODES: Final = re.compile(rb"[\0-\x1f]")
+_VALUES: Final = re.compile(rb"[0-9]{3,}")
+"""Numbers that no text contains: those of one batch, such as its window's times, would use up the texts."""
 _PARTS: Final = re.compile(rb"[0-9]+|[^0-9]+")
 _Text = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f]+$")]
 _decoder: Final = msgspec.json.Decoder(Annotated[list[_Text], msgspec.Meta(max_length=LIMIT)])
@@ -98,7 +100,7 @@ class Texts:
         sample = [one[:_COMPARED] for one in some]
         if any(map(_CODES.search, sample)):
             return self
-        texts, sample = list(self.texts), self.shortened(sample) or sample
+        texts, sample = list(self.texts), [_VALUES.sub(b"\0", one) for one in self.shortened(sample) or sample]
         while len(texts) < LIMIT and (best := _most_saving(sample)):
             texts.append(best)
             sample = [one.replace(best, bytes([len(texts)])) for one in sample]

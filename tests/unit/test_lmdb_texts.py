@@ -216,3 +216,13 @@ def test_lists_of_small_numbers_are_compared_in_little_time():
     begin = time.process_time()
     Texts().with_those_of(values)
     assert time.process_time() - begin < 1
+
+
+def test_times_that_a_batch_has_in_common_do_not_use_up_the_texts():
+    texts, sizes = Texts(), []
+    for begin in range(1764115200, 1764115200 + 60 * 2 * LIMIT, 60):
+        values = [b'{"state":{"legs":%d},"window":[%d,%d]}' % (i, begin, begin + 60) for i in range(400)]
+        texts = texts.with_those_of(values)
+        sizes.append(sum(map(len, texts.shortened(values))))
+    assert len(texts.texts) < LIMIT
+    assert len({*sizes}) == 1
