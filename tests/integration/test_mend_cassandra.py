@@ -16,7 +16,7 @@ from persistence.errors import Fenced
 from tests.support.mends import Site, same_as_its_log
 from tests.support.pure import FLEET, bare, batch, leg
 from tests.support.replays import CrashAt, dies
-from tests.support.runs import BUCKETS
+from tests.support.runs import BUCKETS, EVERY
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -78,10 +78,11 @@ def kinds(cassandra: Cassandra, *, mixed: bool) -> list[int]:
 
 @pytest.mark.parametrize("applied", [pytest.param(False, marks=pytest.mark.kills), True])
 @pytest.mark.parametrize("mixed", [False, pytest.param(True, marks=pytest.mark.kills)], ids=["alone", "behind redis"])
+@pytest.mark.parametrize("every", EVERY)
 def test_a_mend_in_cassandra_that_dies_is_repeated_or_the_flow_goes_on_first(
-    cassandra: Cassandra, mixed: bool, applied: bool
+    cassandra: Cassandra, every: int, mixed: bool, applied: bool
 ) -> None:
-    for number in kinds(cassandra, mixed=mixed):
+    for number in kinds(cassandra, mixed=mixed)[::every]:
         site = cassandra.site(mixed=mixed)
         assert dies(lambda site=site: site.mend("aircraft", *KEYS), number, applied=applied)  # type: ignore[misc]
         if number % 2:
