@@ -38,7 +38,7 @@ _FEW: Final = 200
 _CODES: Final = re.compile(rb"[\0-\x1f]")
 _VALUES: Final = re.compile(rb"[0-9]{3,}")
 """Numbers that no text contains: those of one batch, such as its window's times, would use up the texts."""
-_PARTS: Final = re.compile(rb"[0-9]+|[^0-9]+")
+_PARTS: Final = re.compile(rb"[0-9]+|[\0-\x1f]|[^0-9\0-\x1f]+")
 _Text = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f]+$")]
 _decoder: Final = msgspec.json.Decoder(Annotated[list[_Text], msgspec.Meta(max_length=LIMIT)])
 

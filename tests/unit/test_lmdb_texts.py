@@ -208,6 +208,7 @@ def test_the_texts_of_records_that_differ_in_numbers_are_all_that_is_between_the
     found = Texts().with_those_of([record(number) for number in range(400)])
     assert b'#Qx1k3bcd>wrap>flights.legs":[{"held":[' in found.texts
     assert b'},"lanes":{"flights.raw:' in found.texts
+    assert b'],"index":[0],"used":' in found.texts
 
 
 def test_lists_of_small_numbers_are_compared_in_little_time():
