@@ -36,8 +36,9 @@ _FEW: Final = 200
 """Values up to which compiled code costs more than it saves: importing numba takes half a second."""
 
 _CODES: Final = re.compile(rb"[\0-\x1f]")
-_VALUES: Final = re.compile(rb"[0-9]{3,}")
-"""Numbers that no text contains: those of one batch, such as its window's times, would use up the texts."""
+_VALUES: Final = re.compile(rb"(?<![0-9A-Za-z])[0-9]{3,}(?![0-9A-Za-z])")
+"""Numbers that no text contains: those of one batch, such as its window's times, would use up the texts. Digits in
+words, as in a definition hash, are no numbers."""
 _PARTS: Final = re.compile(rb"[0-9]+|[\0-\x1f]|[^0-9\0-\x1f]+")
 _Text = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f]+$")]
 _decoder: Final = msgspec.json.Decoder(Annotated[list[_Text], msgspec.Meta(max_length=LIMIT)])
