@@ -60,11 +60,18 @@ def options(url: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, An
     for name, text in parse_qsl(urlsplit(url).query, keep_blank_values=True):
         if name not in known:
             raise InvalidUrl(f"{redact(url)} has no option {name!r}", f"Known options: {', '.join(known) or 'none'}")
+        what = f"{redact(url)}: the value of {name!r} is invalid"
         try:
             read[name] = known[name](text)
+        except UnfitValueError as error:
+            raise InvalidUrl(what, str(error)) from None
         except ValueError as error:
-            raise InvalidUrl(f"{redact(url)}: the value of {name!r} is invalid", "See the store's docs") from error
+            raise InvalidUrl(what, "See the store's docs") from error
     return read
+
+
+class UnfitValueError(ValueError):
+    """The value of an option is invalid; the text says what to write, and does not quote the value."""
 
 
 def choice(*values: str) -> Callable[[str], str]:
@@ -72,7 +79,7 @@ def choice(*values: str) -> Callable[[str], str]:
 
     def read(text: str) -> str:
         if text not in values:
-            raise ValueError
+            raise UnfitValueError(f"Write one of: {', '.join(values)}")
         return text
 
     return read
@@ -80,7 +87,10 @@ def choice(*values: str) -> Callable[[str], str]:
 
 def seconds(text: str) -> float:
     """Parser of an option that is a positive number of seconds."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
     if not 0 < number < float("inf"):
-        raise ValueError
+        raise UnfitValueError("Write a number of seconds greater than 0")
     return number

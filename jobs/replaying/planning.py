@@ -353,6 +353,7 @@ def keys_of(found: Generations, live: int, progress: Callable[[int, int | None],
             done += 1
             if done % 1000 == 0:
                 progress(done, None)
+    progress(done, None)
     return counts
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from jobs.environment import UsageError
 from jobs.views import States
 
 _ROWS: Final = 50_000
@@ -66,7 +67,11 @@ def _complete(path: Path) -> Iterator[BinaryIO]:
         return
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as file:
+        made = part.open("wb")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}; choose another file") from error
+    try:
+        with made as file:
             yield file
         part.replace(path)
     finally:

@@ -172,6 +172,8 @@ class Environment:
         """Refuse directories with other files than those of a store."""
         shards = {*map(str, range(SHARDS))}
         for directory, ours in ((self.path.parent, shards), (self.path, {*_FILES})):
+            if directory.exists() and not directory.is_dir():
+                raise Terminal(f"{directory} is not a directory", "Choose another directory")
             with suppress(OSError):  # it does not exist yet
                 if others := sorted({file.name for file in directory.iterdir()} - ours):
                     raise Terminal(

@@ -175,7 +175,8 @@ def test_a_file_is_replaced_only_by_a_complete_one(inspect: Inspect, tmp_path: P
     assert inspect("--format", "parquet", "--output", str(file), "--where", where)[0] == 2
     assert file.read_text() == "before"
     assert [path.name for path in tmp_path.iterdir() if ".part" in path.name] == []
-    assert inspect("--format", "json", "--output", f"{tmp_path}/no/such/file")[0] == 1
+    code, _, said = inspect("--format", "json", "--output", f"{tmp_path}/no/such/file")
+    assert (code, "cannot be written: No such file or directory; choose another file" in said) == (2, True)
 
 
 def test_a_pipe_is_written_and_not_replaced(inspect: Inspect, tmp_path: Path) -> None:

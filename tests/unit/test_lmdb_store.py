@@ -302,6 +302,14 @@ def test_a_directory_with_other_files_is_left_alone(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["theirs"]
 
 
+def test_a_file_in_place_of_the_directory_is_refused_by_reading_and_by_writing(tmp_path):
+    (tmp_path / "states").write_text("theirs")
+    store = open_store(f"lmdb://{tmp_path}/states")
+    for action in (lambda: store.load(STAGE, [b"k"]), lambda: store.acquire_epoch(FLOW)):
+        with pytest.raises(Terminal, match=r"states is not a directory\. Choose another directory"):
+            action()
+
+
 def test_a_path_that_leads_through_a_file_is_no_empty_store(tmp_path):
     (tmp_path / "file").write_text("")
     store = open_store(f"lmdb://{tmp_path}/file/x")
