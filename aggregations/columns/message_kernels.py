@@ -154,6 +154,28 @@ def described(messages: Any, leader_epoch: int, headers: int, topics: Any, epoch
         row += 1
 
 
+@compiled(types.int64(types.int64[::1], types.int64, types.int64, types.int64))
+def taken(messages: Any, consume: int, queue: int, milliseconds: int) -> int:
+    """Take messages from a queue; their addresses come first in `messages`, and 0 in every other place.
+
+    What librdkafka drops itself, because it was fetched before a seek or a new assignment, leaves its address behind
+    those that count (rd_kafka_purge_outdated_messages): to give it back would free it twice. No signal handler runs
+    between the call and the removal of these addresses.
+
+    Args:
+        messages: Receives the addresses.
+        consume: The address of `rd_kafka_consume_batch_queue`.
+        queue: The queue.
+        milliseconds: How long to wait for messages.
+
+    Returns:
+        How many were taken; -1 after an error.
+    """
+    count: int = call(consume, (queue, milliseconds, messages.ctypes.data, len(messages)))
+    messages[max(count, 0) :] = 0
+    return count
+
+
 @compiled(types.void(types.int64[::1], types.int64))
 def destroyed(messages: Any, destroy: int) -> None:
     """Give messages back, each once: its address becomes 0. `destroy` is the address of `rd_kafka_message_destroy`."""

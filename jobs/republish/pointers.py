@@ -178,9 +178,8 @@ class Pointed:
                 self._forward(*place)
         messages = np.zeros(most, np.int64)
         self._taken.append(messages)  # first: a signal handler may raise as soon as the function returns
-        count = self._library.rd_kafka_consume_batch_queue(
-            self._queue, round(seconds * 1000), messages.ctypes.data, most
-        )
+        consume = librdkafka.address(self._library.rd_kafka_consume_batch_queue)
+        count = message_kernels.taken(messages, consume, self._queue, round(seconds * 1000))
         librdkafka.check(self._library.rd_kafka_last_error() if count < 0 else 0)
         return Pointers(messages[: max(count, 0)])
 

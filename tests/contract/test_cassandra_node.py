@@ -78,7 +78,15 @@ def certificates(home: Path) -> Path:
 def node(tmp_path_factory):
     node = Node(tmp_path_factory.mktemp("node"))
     try:
-        apply_schema(node.url(f"tls_ca={node.home}/ca.pem"))
+        deadline = time.monotonic() + 60
+        while True:  # the node creates its first user some time after it has begun to serve
+            try:
+                apply_schema(node.url(f"tls_ca={node.home}/ca.pem"))
+                break
+            except Terminal as error:
+                assert "login was refused" in str(error)
+                assert time.monotonic() < deadline
+                time.sleep(0.5)
         yield node
     finally:
         node.kill()

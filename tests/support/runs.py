@@ -238,7 +238,8 @@ def kill_everywhere(
     try:
         for n, fault in enumerate(faults):
             # The republisher was also killed: it sends its last outputs again.
-            world.send(republished(legs, range(max(0, size * n - 8), size * (n + 1))))
+            end = len(legs) if n + 1 == len(faults) else size * (n + 1)
+            world.send(republished(legs, range(max(0, size * n - 8), end)))
             world.send(dead)
             check_is_a_real_batch(world, flow)
             started.append(Run(world, made, str(fault), jvm=jvm, local=local(n), **options))

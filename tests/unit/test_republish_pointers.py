@@ -1,5 +1,6 @@
 """Messages that are taken as pointers are those that confluent-kafka delivers; on the broker within librdkafka."""
 
+import ctypes
 import subprocess
 import sys
 import uuid
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
+from aggregations.columns import message_kernels
 from jobs.republish.columns import columns_of
 from jobs.republish.pointers import Pointed, Pointers
 from persistence.kafka.array_producer import texts_of
@@ -33,12 +35,12 @@ assert len(pointed.take(1, 10)) == 1
 """
 
 INTERRUPTED_WHILE_TAKING = f"""{LEAVES}
+from aggregations.columns import message_kernels
 def interrupted(*arguments):
     assert take(*arguments) == 1
     raise KeyboardInterrupt
-take = pointed._library.rd_kafka_consume_batch_queue
 consumer.seek(TopicPartition("t", 0, 0))
-pointed._library.rd_kafka_consume_batch_queue = interrupted
+take, message_kernels.taken = message_kernels.taken, interrupted
 try:
     pointed.take(1, 10)
 except KeyboardInterrupt:
@@ -235,3 +237,25 @@ def test_a_process_ends_though_messages_were_not_given_back(program: str) -> Non
 
 def test_what_a_daemon_thread_uses_is_not_released_when_the_process_ends() -> None:
     subprocess.run([sys.executable, "-c", LEFT_TO_A_DAEMON], check=True, timeout=60)
+
+
+def test_addresses_of_messages_that_the_client_dropped_itself_are_not_given_back() -> None:
+    """It leaves them behind those that count: `rd_kafka_purge_outdated_messages`."""
+    kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)
+
+    def left(count: int) -> tuple[int, list[int]]:
+        def consume(queue: int, milliseconds: int, into: int, most: int) -> int:
+            assert (queue, milliseconds, most) == (7, 200, 5)
+            ctypes.memmove(into, np.array([11, 12, 13, 14, 0], np.int64).ctypes.data, 40)
+            return count
+
+        messages = np.zeros(5, np.int64)
+        function = kind(consume)
+        at = ctypes.cast(function, ctypes.c_void_p).value
+        assert at is not None
+        return message_kernels.taken(messages, at, 7, 200), messages.tolist()
+
+    assert left(4) == (4, [11, 12, 13, 14, 0])
+    assert left(2) == (2, [11, 12, 0, 0, 0])
+    assert left(0) == (0, [0] * 5)
+    assert left(-1) == (-1, [0] * 5)
