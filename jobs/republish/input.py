@@ -285,7 +285,8 @@ class Input:
             return
         asked = [TopicPartition(part.topic, part.partition, at, metadata=str(part.note)) for part, at in offsets]
         if self._is_called_back:
-            results = commit_in_callback(self._consumer, asked, timeout, self._connection)
+            closing = self._is_closing
+            results = commit_in_callback(self._consumer, asked, timeout, self._connection, closing=closing)
         else:
             results = patiently(lambda left: commit_offsets(self._consumer, asked, left, self._connection), timeout)
         for (part, at), is_committed in zip(offsets, results, strict=True):

@@ -98,7 +98,7 @@ def commit_offsets(consumer: Consumer, offsets: list[TopicPartition], timeout: f
 
 
 def commit_in_callback(
-    consumer: Consumer, offsets: list[TopicPartition], timeout: float | None, hint: str
+    consumer: Consumer, offsets: list[TopicPartition], timeout: float | None, hint: str, *, closing: bool = False
 ) -> list[bool]:
     """Commit offsets within a callback of the consumer, and return for each whether it was committed.
 
@@ -111,6 +111,8 @@ def commit_in_callback(
         offsets: Offsets to commit, each with its `Note`.
         timeout: Seconds to ask again while the coordinator is unavailable; None for a minute.
         hint: What the connection reported.
+        closing: The consumer is being closed. It then answers no question for committed offsets (librdkafka says
+            `_WAIT_COORD` instead), but waits for its commits before it ends: the result is False for each.
 
     Raises:
         BrokerError: The group's coordinator refused or did not answer.
@@ -120,6 +122,8 @@ def commit_in_callback(
     except KafkaException as error:
         if error.args[0].code() not in _OVERTAKEN:
             raise failure(error.args[0], "committing the input offsets", hint) from error
+        return [False] * len(offsets)
+    if closing:
         return [False] * len(offsets)
     answer = patiently(lambda left: committed(consumer, offsets, hint), timeout)
     found = {(at.topic, at.partition): (at.offset, at.metadata) for at in answer}

@@ -56,6 +56,13 @@ def test_a_commit_in_a_callback_asks_again_until_the_coordinator_answers() -> No
     assert (commits, answers) == ([{"offsets": PARTS, "asynchronous": True}], [])
 
 
+def test_a_commit_while_the_consumer_is_closed_is_sent_and_asks_for_nothing() -> None:
+    commits: list[Any] = []
+    consumer = SimpleNamespace(commit=lambda **given: commits.append(given))  # it would answer nothing
+    assert commit_in_callback(cast(Consumer, consumer), PARTS, 20, "", closing=True) == [False, False]
+    assert commits == [{"offsets": PARTS, "asynchronous": True}]
+
+
 def test_an_offset_belongs_to_the_topic_whose_id_it_was_committed_with() -> None:
     for offset, note, other in ((7, "old", True), (7, "new 4", False), (7, "", False), (-1001, "old", False)):
         at = TopicPartition("in", 0, offset, metadata=note)
