@@ -7,7 +7,7 @@ old value. Torn, merged and bit-flipped messages are therefore detected before p
 without the checksum, 86 % of single-bit flips would parse.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import google_crc32c
@@ -29,6 +29,8 @@ SEAL_BYTES: Final = 6
 _FORMAT_TAG: Final = 0x08
 CHAIN_TAG: Final = b"\x4a"
 """Tag of a hop."""
+
+_SEALING: Final = ("format", "sealed", "checksum")
 
 _crc32c: Final[Callable[[bytes], int]] = google_crc32c.value
 _extend_crc32c: Final[Callable[[int, bytes], int]] = google_crc32c.extend
@@ -224,31 +226,57 @@ def parse(value: bytes, limits: Limits = DEFAULT_LIMITS) -> pb.Envelope:
 def rewrite(message: pb.Envelope, hops: bytes = b"", limits: Limits = DEFAULT_LIMITS, **fields: Any) -> bytes:
     """Serialize and seal a parsed envelope with some fields changed and `hops` appended to its chain.
 
-    Unknown fields are kept. `message` itself is not changed.
-
-    Args:
-        message: Result of `parse`.
-        hops: Bytes of hops, from `encode_hop`.
-        limits: Limits for the payload. The reader checks the length of the chain.
-        fields: Name and new value; None clears the field.
+    The arguments are those of `Rewriter`.
 
     Raises:
         EnvelopeError: `PAYLOAD_TOO_LARGE`.
     """
-    changed = pb.Envelope()
-    changed.CopyFrom(message)
-    clear = changed.ClearField
-    clear("format")
-    clear("sealed")
-    clear("checksum")
-    for name, field in fields.items():
-        if field is None:
-            clear(name)
-        else:
-            setattr(changed, name, field)
-    if "payload" in fields:
-        _check_sizes(0, len(changed.payload), limits)
-    return seal(HEAD + changed.SerializeToString() + hops)
+    return Rewriter(message, limits).write(hops, fields)
+
+
+class Rewriter:
+    """Serializes and seals a parsed envelope, once or several times, with some fields changed and a longer chain.
+
+    Unknown fields are kept. The message itself is not changed.
+
+    Args:
+        message: Result of `parse`.
+        limits: Limits for the payload. The reader checks the length of the chain.
+    """
+
+    __slots__ = ("_changed", "_copy", "_limits", "_message")
+
+    def __init__(self, message: pb.Envelope, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._message = message
+        self._limits = limits
+        self._copy: pb.Envelope | None = None
+        self._changed: Mapping[str, Any] = {}
+
+    def write(self, hops: bytes, fields: Mapping[str, Any]) -> bytes:
+        """Return the serialized envelope.
+
+        Args:
+            hops: Bytes of hops, from `encode_hop`, which are appended to the chain.
+            fields: Name and new value of each field that changes; None clears the field.
+
+        Raises:
+            EnvelopeError: `PAYLOAD_TOO_LARGE`.
+        """
+        copy = self._copy
+        if copy is None or not self._changed.keys() <= fields.keys():  # the copy has a change that is not wanted now
+            copy = self._copy = pb.Envelope()
+            copy.CopyFrom(self._message)
+            for name in _SEALING:
+                copy.ClearField(name)
+        self._changed = fields
+        for name, field in fields.items():
+            if field is None:
+                copy.ClearField(name)
+            else:
+                setattr(copy, name, field)
+        if "payload" in fields:
+            _check_sizes(0, len(copy.payload), self._limits)
+        return seal(HEAD + copy.SerializeToString() + hops)
 
 
 def is_sealed(value: bytes) -> bool:

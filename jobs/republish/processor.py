@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from envelope import EnvelopeError, Limits, Node, Reason, Tombstones, append_hop, decode
 from envelope import envelope_pb2 as pb
-from envelope.codec import rewrite
+from envelope.codec import Rewriter, rewrite
 from envelope.deadletter import PREFIX as DEAD_PREFIX
 from envelope.deadletter import Form
 from envelope.headers import MIRRORED, Headers, is_cloudevents, mirror
@@ -208,8 +208,8 @@ class Processor:
             raise failed from error
         if len(outputs) > self._max_outputs:
             raise EnvelopeError(Reason.TOO_MANY_OUTPUTS, f"more than {self._max_outputs} outputs of one input")
-        count = len(outputs)
-        return [self._outgoing(record, hops, output, index, count) for index, output in enumerate(outputs)]
+        count, rewriter = len(outputs), Rewriter(record.message, self._limits)
+        return [self._outgoing(record, rewriter, hops, output, index, count) for index, output in enumerate(outputs)]
 
     def detour(self, record: InputRecord, hops: HopWriter, topic: str, headers: Headers) -> Outgoing:
         """Return the record for a retry topic: the payload unchanged, with a pass-through hop appended to the chain.
@@ -232,7 +232,9 @@ class Processor:
         what = f"an output of {len(value)} bytes, {topic} takes {self._targets[topic]}"
         return EnvelopeError(Reason.PAYLOAD_TOO_LARGE, what)
 
-    def _outgoing(self, record: InputRecord, hops: HopWriter, output: OutputRecord, index: int, count: int) -> Outgoing:
+    def _outgoing(
+        self, record: InputRecord, rewriter: Rewriter, hops: HopWriter, output: OutputRecord, index: int, count: int
+    ) -> Outgoing:
         topic = output.topic or self.target
         max_bytes = self._targets.get(topic)
         if max_bytes is None:
@@ -264,7 +266,7 @@ class Processor:
                 changes["key"] = key
             if destination:
                 changes["destination"] = destination
-            value = rewrite(message, hop, self._limits, **changes)
+            value = rewriter.write(hop, changes)
         else:
             value = append_hop(wrapped, hop, key=key if rekeyed else None, destination=destination, limits=self._limits)
         plain = not record.headers and output.headers is KEEP and not self._mirror

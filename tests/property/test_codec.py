@@ -1,12 +1,14 @@
 """The codec against dataclass equality: any envelope, any hop, any damage."""
 
+from typing import Any
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from envelope import Envelope, EnvelopeError, Hop, Reason, append_hop, decode, encode
 from envelope import envelope_pb2 as pb
-from envelope.codec import encode_hop, parse, rewrite
+from envelope.codec import Rewriter, encode_hop, parse, rewrite
 from envelope.framing import strip_frame
 from envelope.hops import HopWriter
 
@@ -85,6 +87,28 @@ def test_an_envelope_without_a_checksum_is_read_and_gets_one_with_the_next_hop(e
     sealed = append_hop(bare, hop)
     assert decode(sealed) == envelope.with_hop(hop)
     assert pb.Envelope.FromString(sealed).HasField("checksum")
+
+
+CHANGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "payload": st.binary(max_size=20),
+        "key": st.one_of(st.none(), st.binary(max_size=4)),
+        "event_id": st.text(max_size=4),
+        "event_time_us": st.one_of(st.none(), st.integers(0, 9)),
+    },
+)
+
+
+@given(envelopes, st.lists(st.tuples(hops, CHANGES), max_size=5))
+def test_each_of_several_rewritings_is_that_of_the_envelope_itself(
+    envelope: Envelope, several: list[tuple[Hop, dict[str, Any]]]
+) -> None:
+    message = parse(encode(envelope))
+    rewriter, before = Rewriter(message), message.SerializeToString()
+    for hop, fields in several:
+        assert rewriter.write(encode_hop(hop), fields) == rewrite(message, encode_hop(hop), **fields)
+    assert message.SerializeToString() == before
 
 
 @given(envelopes, st.binary(max_size=60), st.lists(hops, max_size=2))
