@@ -48,14 +48,14 @@ def test_shrinking_leaves_the_steps_that_are_needed():
 
 def test_the_proof_ends_with_one_json_object(tmp_path, capsys):
     state = tmp_path / "state.json"
-    arguments = ["prove", "--seeds", "20", "--schedules", "40", "--state", str(state), "--json"]
+    arguments = ["prove", "--seeds", "5", "--schedules", "10", "--state", str(state), "--json"]
     assert main([*arguments, "--bugs", "history-blind"]) == 0
     summary = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert summary["seeds"] == 20
-    assert summary["schedules"] >= 40
+    assert summary["seeds"] == 5
+    assert summary["schedules"] >= 10
     assert summary["violations"] == 0
     assert summary["planted"] == summary["planted_found"] == 1
-    assert json.loads(state.read_text())["seeds"] == 20
+    assert json.loads(state.read_text())["seeds"] == 5
 
 
 @pytest.fixture
@@ -65,14 +65,14 @@ def proof_of(tmp_path):
 
 
 def test_a_proof_goes_on_where_it_ended(proof_of, monkeypatch):
-    assert proof_of(20).seeds == 20
-    saved = proof_of(20)
-    assert (saved.seeds, saved.violations) == (20, [])
-    assert proof_of(40).seeds == 40
+    assert proof_of(5).seeds == 5
+    saved = proof_of(5)
+    assert (saved.seeds, saved.violations) == (5, [])
+    assert proof_of(10).seeds == 10
 
 
 def test_a_proof_of_other_code_is_begun_anew(proof_of, monkeypatch):
-    proof_of(20)
+    proof_of(5)
     monkeypatch.setattr(proving, "_digest", lambda: "another")
     assert proof_of(0).seeds == 0
 
