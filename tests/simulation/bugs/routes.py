@@ -49,8 +49,8 @@ def _commits_for_others(self: Any, timeout: float | None = None) -> None:
         commit_offsets(self._consumer, others, 1, "")
 
 
-def _to_the_first_target(self: Any, record: Any, hops: Any, output: Any, index: int, count: int) -> Any:
-    return _outgoing(self, record, hops, output._replace(topic=None), index, count)
+def _to_the_first_target(self: Any, record: Any, rewriter: Any, hops: Any, output: Any, *place: int) -> Any:
+    return _outgoing(self, record, rewriter, hops, output._replace(topic=None), *place)
 
 
 def _sends_the_first_topic_only(self: Any, producer: Any) -> None:
@@ -66,9 +66,9 @@ def _leaves_out_keyless(self: Any, record: Any, part: Any) -> Any:
     return ()
 
 
-def _gives_no_key(self: Any, record: Any, hops: Any, output: Any, index: int, count: int) -> Any:
+def _gives_no_key(self: Any, record: Any, rewriter: Any, hops: Any, output: Any, *place: int) -> Any:
     made = output._replace(key=KEEP) if record.key is None else output
-    return _outgoing(self, record, hops, made, index, count)
+    return _outgoing(self, record, rewriter, hops, made, *place)
 
 
 def _arrive_with_keys(stage: Any, applied: Applied, **options: Any) -> Any:
