@@ -42,9 +42,9 @@ lint: $(READY)  ## format, lint, types and import direction
 tests-fast: $(READY)
 	$(PYTEST) -q -n 2 -m 'not integration' $(FAST)
 
-# Four files in parallel on two cores: with few records, servers and Spark mostly wait.
+# Five files in parallel on two cores: with few records, servers and Spark mostly wait.
 tests-slow: $(READY) java
-	$(PYTEST) -q -n 4 --dist loadfile --no-loadscope-reorder --durations=15 -m 'not kills' $(SLOW)
+	$(PYTEST) -q -n 5 --dist loadfile --no-loadscope-reorder --durations=15 -m 'not kills' $(SLOW)
 
 docs: $(READY)  ## the documentation as a site, in build/docs/index.html; a warning is an error
 	$(BIN)/python -m sphinx -b html -q -W --keep-going docs build/docs

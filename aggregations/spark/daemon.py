@@ -99,14 +99,19 @@ def _answer_at_once() -> None:
     if not hasattr(socket, "TCP_QUICKACK"):
         return
     from pyspark import daemon
+    from pyspark import worker as worker_module
 
-    run, work = daemon.worker, daemon.worker_main
+    # Spark 4.0 imports the function with the daemon, 4.3 with each task.
+    owner, name = (daemon, "worker_main") if hasattr(daemon, "worker_main") else (worker_module, "main")
+    run, work = daemon.worker, getattr(owner, name)
     connection: socket.socket | None = None
 
     def worker(sock: socket.socket, authenticated: bool) -> int:
         nonlocal connection
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = sock if authenticated else None  # the reader of the first task has been used before
+        tcp = sock.family != socket.AF_UNIX
+        if tcp:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = sock if tcp and authenticated else None  # the reader of the first task has been used before
         code: int = run(sock, authenticated)  # type: ignore[no-untyped-call]
         return code
 
@@ -115,7 +120,8 @@ def _answer_at_once() -> None:
             infile = io.BufferedReader(_Acknowledging(connection), _BUFFER_BYTES)
         work(infile, outfile)
 
-    daemon.worker, daemon.worker_main = worker, worker_main
+    daemon.worker = worker
+    setattr(owner, name, worker_main)
 
 
 def _keep_modules() -> None:
