@@ -168,13 +168,13 @@ class World:
         topic_id = self.topics.topic_ids([name])[name]
         assign(self._consumer, [TopicPartition(name, partition, OFFSET_BEGINNING) for _, partition in marks])
         found: list[Record] = []
-        left = len(marks)
+        left = {partition for _, partition in marks}  # an end may be told twice
         while left:
             message = self._consumer.poll(30)
             assert message is not None, f"{name} does not end within 30 s"
             if error := message.error():
                 assert error.code() == KafkaError._PARTITION_EOF, error
-                left -= 1
+                left.discard(message.partition())
                 continue
             found.append(_record(message, topic_id))
         self._consumer.unassign()
