@@ -13,7 +13,7 @@ def keyspace_url(cassandra_url, worker_id):
 
 class TestCassandra(StoreContract):
     increments = 100
-    model_examples = 20
+    model_examples = 12
 
     @pytest.fixture
     def store_url(self, keyspace_url):

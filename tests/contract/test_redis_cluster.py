@@ -27,7 +27,7 @@ def url(nodes):
 
 class TestRedisCluster(StoreContract):
     increments = 200
-    model_examples = 15
+    model_examples = 10
 
     @pytest.fixture
     def store_url(self, url):
