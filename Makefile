@@ -42,7 +42,7 @@ lint: $(READY)  ## format, lint, types and import direction
 tests-fast: $(READY)
 	$(PYTEST) -q -n 2 -m 'not integration' $(FAST)
 
-# Five files in parallel on two cores: with few records, servers and Spark mostly wait.
+# Five files in parallel on two cores: many tests wait for triggers, timeouts and the start of servers.
 tests-slow: $(READY) java
 	$(PYTEST) -q -n 5 --dist loadfile --no-loadscope-reorder --durations=15 -m 'not kills' $(SLOW)
 

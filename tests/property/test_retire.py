@@ -1,8 +1,10 @@
 """Removal: the vectorised path and the per-message path remove and judge the same, whatever the ends of batches."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import count as numbers
+from typing import TypeVar
 
 import polars as pl
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregations.definition.aggregates import count, total
+from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.windows import Window, hopping, tumbling
@@ -17,6 +20,7 @@ from envelope import TopicPartition
 from tests.property.test_windows import MINUTE, NOW, ROUNDS, SCREWS, Attempt, flow_with, logs, wanted
 from tests.support.both import TOPIC_ID, Both
 
+T = TypeVar("T")
 WINDOWS = st.sampled_from(
     [
         tumbling("5m", retention="0s"),
@@ -27,17 +31,24 @@ WINDOWS = st.sampled_from(
 )
 
 
-def read_in_batches(both: Both, found: list[list[Attempt]], data: st.DataObject) -> None:
-    """Process the logs to their ends, in batches of any size and in any order of partitions."""
+def read_in_batches(
+    both: Both, found: Sequence[Sequence[T]], data: st.DataObject, delivered: Callable[[T, int], Record]
+) -> None:
+    """Process the logs to their ends, in batches of any size and in any order of partitions.
+
+    They are read from their beginnings: a partition that is not read yet holds all windows open.
+    """
+    for run in (both.memory.run, both.run):
+        run.start_at("screws", TOPIC_ID, dict.fromkeys(range(len(found)), 0))
     for number in numbers():
-        start = {at: both.memory.run.start.get(TopicPartition("screws", at), 0) for at in range(3)}
-        left = [range(start[partition], len(log)) for partition, log in enumerate(found)]
+        start = [both.memory.run.start.get(TopicPartition("screws", one), 0) for one in range(len(found))]
+        left = [range(begin, len(log)) for begin, log in zip(start, found, strict=True)]
         if not any(left):
             return
         batch = []
         for partition in data.draw(st.permutations(range(len(found)))):
             size = len(left[partition]) if number >= ROUNDS else data.draw(st.integers(0, len(left[partition])))
-            batch += [found[partition][offset].record(offset) for offset in left[partition][:size]]
+            batch += [delivered(found[partition][offset], offset) for offset in left[partition][:size]]
         both.process(batch)
 
 
@@ -45,9 +56,7 @@ def held_after(
     both: Both, window: Window, found: list[list[Attempt]], data: st.DataObject
 ) -> tuple[dict[bytes, set[Attempt]], int | None]:
     """What windows hold by the rule, when the logs have been processed; and the closing watermark."""
-    for run in (both.memory.run, both.run):  # a partition that is not read yet holds all windows open
-        run.start_at("screws", TOPIC_ID, dict.fromkeys(range(len(found)), 0))
-    read_in_batches(both, found, data)
+    read_in_batches(both, found, data, Attempt.record)
     held: dict[bytes, set[Attempt]] = {}
     for log in found:
         held |= wanted(log, window)[0]
@@ -141,9 +150,7 @@ def test_states_expire_by_the_logs_alone_on_both_paths(
     )
     both = Both(flow)
     runner = both.memory
-    for run in (runner.run, both.run):
-        run.start_at("screws", TOPIC_ID, dict.fromkeys(range(len(found)), 0))
-    read_in_batches(both, found, data)
+    read_in_batches(both, found, data, Attempt.record)
     held: dict[bytes, tuple[set[Attempt], int]] = {}
     verdicts: Counter[str] = Counter()
     for log in found:

@@ -21,6 +21,7 @@ from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from persistence.errors import Transient
 from tests.property import test_windows as windows
+from tests.property.test_retire import read_in_batches
 from tests.property.test_session_retention import closed_by, closing, expected
 from tests.property.test_sessions import SCREWS, Attempt, Crash, crash, logs
 from tests.support.both import TOPIC_ID, Both
@@ -110,20 +111,7 @@ def test_both_paths_publish_the_same_sessions(
     window: SessionWindow, found: list[list[Attempt]], data: st.DataObject
 ) -> None:
     both = Both(flow_with(window))
-    for run in (both.memory.run, both.run):
-        run.start_at("screws", TOPIC_ID, dict.fromkeys(range(len(found)), 0))
-    at = [0] * len(found)
-    for number in numbers():
-        if not any(begin < len(log) for begin, log in zip(at, found, strict=True)):
-            break
-        batch = []
-        for partition in data.draw(st.permutations(range(len(found)))):
-            end = len(found[partition])
-            if number < windows.ROUNDS:
-                end = data.draw(st.integers(at[partition], end))
-            batch += [found[partition][offset].delivered(offset) for offset in range(at[partition], end)]
-            at[partition] = end
-        both.process(batch)
+    read_in_batches(both, found, data, Attempt.delivered)
     every, _, _ = expected(found, window)
     sent = published(both.memory)
     assert len(sent) == len(dict(sent))

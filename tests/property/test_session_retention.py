@@ -16,6 +16,7 @@ from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from persistence.errors import Conflict, Transient
 from tests.property import test_windows as windows
+from tests.property.test_retire import read_in_batches
 from tests.property.test_sessions import Attempt, Crash, crash, divided, flow_with, logs, wanted
 from tests.support.both import TOPIC_ID, Both
 from tests.support.pure import fresh_store
@@ -121,18 +122,7 @@ def test_both_paths_let_the_same_sessions_leave(
 ) -> None:
     both = Both(flow_with(window))
     runner = both.memory
-    for run in (runner.run, both.run):
-        run.start_at("screws", TOPIC_ID, dict.fromkeys(range(len(found)), 0))
-    for number in numbers():
-        start = [runner.run.start.get(TopicPartition("screws", one), 0) for one in range(len(found))]
-        left = [range(begin, len(log)) for begin, log in zip(start, found, strict=True)]
-        if not any(left):
-            break
-        batch = []
-        for partition in data.draw(st.permutations(range(len(found)))):
-            size = len(left[partition]) if number >= windows.ROUNDS else data.draw(st.integers(0, len(left[partition])))
-            batch += [found[partition][offset].delivered(offset) for offset in left[partition][:size]]
-        both.process(batch)
+    read_in_batches(both, found, data, Attempt.delivered)
     every, _, folded = expected(found, window)
     check_left(runner, window, every)
     assert runner.results("all") == ({b"all": {"n": folded}} if folded else {})
