@@ -5,7 +5,9 @@ import subprocess
 import sys
 import time
 import uuid
+from collections import Counter
 from itertools import islice
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -316,41 +318,61 @@ def open_buggy(url):
 SUITE = """
 import sys, pytest
 sys.path.insert(0, {directory!r})
-from test_the_judge import open_buggy
+from test_the_judge import BUGS, open_buggy
 from persistence.contract import StoreContract
 
-class TestBuggy(StoreContract):
-    opener = staticmethod(open_buggy)
-    increments = 50
-    model_examples = 20
+def suite_of(bug):
+    class OfBug(StoreContract):
+        opener = staticmethod(open_buggy)
+        increments = 50
+        model_examples = 20
 
-    @pytest.fixture
-    def store_url(self, request):
-        return "buggy://{bug}/" + request.node.name
+        @pytest.fixture
+        def store_url(self, request):
+            return f"buggy://{{bug}}/{{request.node.name}}"
+
+    return OfBug
+
+globals().update((f"Test{{bug}}", suite_of(bug)) for bug in BUGS)
+"""
+
+UNTIL_FOUND = """
+import pytest
+
+found = set()
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if report.failed:
+        found.add(item.cls)
+    return report
+
+def pytest_runtest_setup(item):
+    if item.cls in found:
+        pytest.skip("found")
 """
 
 
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_found(bug, tmp_path):
-    suite = tmp_path / f"test_{uuid.uuid4().hex}.py"
-    suite.write_text(SUITE.format(directory=os.path.dirname(__file__), bug=bug))
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory):
+    """Number of tests of the suite that failed, by the planted bug."""
+    folder = tmp_path_factory.mktemp("judge")
+    suite = folder / f"test_{uuid.uuid4().hex}.py"
+    suite.write_text(SUITE.format(directory=os.path.dirname(__file__)))
+    (folder / "conftest.py").write_text(UNTIL_FOUND)
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            "-c",
-            os.devnull,
-            suite,
-        ],
+        [*command, "-c", os.devnull, "--junit-xml", folder / "results.xml", suite],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert done.returncode == 1, done.stdout + done.stderr
+    cases = ET.parse(folder / "results.xml").iter("testcase")
+    return Counter(one.attrib["classname"].rpartition(".Test")[2] for one in cases if one.find("failure") is not None)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found(bug, failed):
+    assert failed[bug] == 1

@@ -4,7 +4,10 @@ import json
 import sys
 from pathlib import Path
 
-from persistence.kafka import KafkaSettings, ProducerSession
+from persistence.kafka import KafkaSettings, ProducerSession, transactions
+
+# Tests read on as soon as the broker has aborted what a killed process left open.
+setattr(transactions, "TRANSACTION_TIMEOUT_MS", 15_000)  # noqa: B010 - it is final to mypy
 
 
 def main() -> None:

@@ -67,10 +67,17 @@ def prepared(kind: str, settings: KafkaSettings, topic: Make, folder: Path) -> t
     ]
 
 
-@pytest.mark.parametrize("kind", ["topic", "lines", "rows"])
-@pytest.mark.parametrize("fault", [f"copy:{step}.{outcome}@2" for step in STEPS for outcome in ("before", "after")])
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    [
+        pytest.param(kind, f"copy:{step}.{outcome}@2", marks=[] if outcome in outcomes else pytest.mark.kills)
+        for kind, outcomes in {"topic": ("before", "after"), "lines": ("before",), "rows": ("after",)}.items()
+        for step in STEPS
+        for outcome in ("before", "after")
+    ],
+)
 def test_a_copy_that_is_killed_at_any_step_neither_loses_nor_repeats(
-    fault: str, kind: str, settings: KafkaSettings, topic: Make, positions: str, tmp_path: Path, name: str
+    kind: str, fault: str, settings: KafkaSettings, topic: Make, positions: str, tmp_path: Path, name: str
 ) -> None:
     source, expected = prepared(kind, settings, topic, tmp_path)
     target = topic(2, "out")

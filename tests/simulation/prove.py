@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 
 import aggregations
@@ -143,17 +143,20 @@ def collect_rarely() -> None:
     gc.set_threshold(50_000, 50, 100)
 
 
-def find(name: str) -> int | None:
+def find(name: str, first: int | None = None) -> int | None:
     """The first seed that finds a planted bug; None if none of the first worlds does.
 
     Worlds to which the bug does not apply are skipped.
+
+    Args:
+        name: Name of the bug.
+        first: A seed to try before all others.
     """
-    matters, seeds = MATTERS.get(name), count(BEGINS.get(name, 0))
-    worlds = (seed for seed in seeds if matters is None or matters(draw_world(seed, 0)[0]))
+    matters, begin = MATTERS.get(name), count(BEGINS.get(name, 0))
+    worlds = (seed for seed in begin if matters is None or matters(draw_world(seed, 0)[0]))
+    seeds = chain(() if first is None else (first,), islice(worlds, SEEDS_PER_BUG))
     with planted(name):
-        return next(
-            (seed for seed in islice(worlds, SEEDS_PER_BUG) if outcome(seed).startswith(Violation.__name__)), None
-        )
+        return next((seed for seed in seeds if outcome(seed).startswith(Violation.__name__)), None)
 
 
 def _seeds(seeds: Iterable[int]) -> list[str]:

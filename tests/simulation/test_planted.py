@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 
-from tests.simulation.bugs import MATTERS
+from tests.simulation.bugs import MATTERS, SHOWN_BY
 from tests.simulation.planted import BUGS, planted
 from tests.simulation.prove import SEEDS_PER_BUG, find
 from tests.simulation.shrink import outcome
@@ -14,7 +14,7 @@ from tests.simulation.steps import draw_world
 
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name):
-    seed = find(name)
+    seed = find(name, SHOWN_BY.get(name))
     assert seed is not None, f"{BUGS[name][0]}: not found within {SEEDS_PER_BUG} worlds"
     assert without(seed) == "", "the seed fails without the bug as well"
 
@@ -31,7 +31,7 @@ def test_there_are_at_least_twenty_five_of_them_each_with_a_text():
 
 def test_what_limits_the_worlds_of_a_bug_leaves_some():
     worlds = [draw_world(seed, 0)[0] for seed in range(SEEDS_PER_BUG)]
-    assert MATTERS.keys() <= BUGS.keys()
+    assert MATTERS.keys() | SHOWN_BY.keys() <= BUGS.keys()
     assert all(any(matters(world) for world in worlds) for matters in MATTERS.values())
 
 

@@ -5,7 +5,7 @@ import pytest
 from tests.simulation.faults import ENDS
 from tests.simulation.schedules import WORLDS, explore, run, small_world, units
 
-SCHEDULES = 2500
+SCHEDULES = 1500
 PARTS = 8
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def written(settings: KafkaSettings, topic: str) -> list[Envelope]:
     topics = Topics(settings, timeout=20)
     # The coordinator acknowledges a commit before its marker is in the partition.
     while {place: marks.high for place, marks in topics.marks([topic]).items()} != topics.ends([topic]):
-        pass
+        time.sleep(0.05)
     records = read_all(settings.with_options(isolation_level="read_committed"), topic)
     return [decode(one.value()) for one in sorted(records, key=lambda one: (one.partition(), one.offset()))]
 
