@@ -211,13 +211,10 @@ def _lines(file: Path, kind: str | None, key: str | None, event_id: str | None) 
 
 def _rows(database: str, query: str | None, column: str | None, key: str | None, event_id: str | None) -> "CopySource":
     from jobs.copying import QueryRows
-    from jobs.loading import load
+    from jobs.loading import load_function
 
     if not query or not column:
         raise UsageError("--from-database needs --query and --column")
     if database.startswith(_SQLITE):
         return QueryRows(database.removeprefix(_SQLITE), query, column, key=key, event_id=event_id)
-    connect = load(database)
-    if not callable(connect):
-        raise UsageError(f"{database} is not a function but a {type(connect).__name__}")
-    return QueryRows(connect, query, column, key=key, event_id=event_id)
+    return QueryRows(load_function(database), query, column, key=key, event_id=event_id)

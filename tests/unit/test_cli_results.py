@@ -131,3 +131,13 @@ def test_debug_is_for_the_whole_process(calls: Calls, monkeypatch: pytest.Monkey
     assert run(monkeypatch, "--debug", "faults") == Exit.DONE
     assert levels == [logging.WARNING, logging.INFO]
     assert os.environ[DEBUG] == "1"
+
+
+def test_a_mend_that_is_no_function_is_refused_before_anything_is_read(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = COMMANDS["headwater redrive"]
+    plant(calls, command, monkeypatch, Handled())
+    assert run(monkeypatch, *command.words.split(), "--mend", "jobs.demo.flow:flow") == Exit.USAGE
+    assert "jobs.demo.flow:flow is not a function but a Flow" in capsys.readouterr().err
+    assert calls.given == []
