@@ -6,16 +6,18 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from aggregations.errors import RunRefusedError
 from aggregations.report import Report
+from envelope import Hop, Reason
+from envelope.deadletter import DeadLetterHeaders
 from jobs.cli.errors import Exit
 from jobs.dead_letters.discard import Discarded
-from jobs.dead_letters.letters import Handled
-from jobs.environment import DEBUG
+from jobs.dead_letters.letters import Handled, Selection, StoredDeadLetter
+from jobs.environment import DEBUG, NotThereError
 from jobs.republish.counts import Statistics
 from persistence.kafka import BrokerUnavailable
 from tests.support.cli import run
@@ -95,6 +97,16 @@ def test_a_selection_that_no_dead_letter_matches_is_said(
     plant(calls, COMMANDS[path], monkeypatch, result)
     assert run(monkeypatch, *COMMANDS[path].words.split(), "--reason", "empty") == Exit.DONE
     assert "matches the options: 3 dead letters read" in capsys.readouterr().err
+
+
+def test_a_stage_of_which_no_dead_letter_is_is_refused_also_if_none_has_a_stage() -> None:
+    facts = DeadLetterHeaders("orders", 0, 7, Reason.BAD_PAYLOAD, application="split")
+    letters: Any = [StoredDeadLetter(Hop("dead", 0, 0), None, b"", [], facts)]
+    with pytest.raises(NotThereError, match="--stage pilot: no dead letter is of it; remove the option"):
+        Selection(stages=frozenset({"pilot"})).check(letters)
+    with pytest.raises(NotThereError, match="--topic pilot: no dead letter is of it; choose from orders"):
+        Selection(topics=frozenset({"pilot"})).check(letters)
+    Selection(stages=frozenset({"pilot"})).check(cast("Any", []))
 
 
 @pytest.mark.parametrize(
