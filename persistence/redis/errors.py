@@ -49,6 +49,12 @@ _NO_DATABASE = Meaning(
     Terminal,
     again=False,
 )
+_FOREIGN = Meaning(
+    "what answers there does not speak Redis's protocol",
+    "Check host and port in the URL; a server with TLS needs rediss://",
+    Terminal,
+    again=False,
+)
 _WAITS = "This is temporary; raise the option retry_for if it takes longer"
 
 _CODES = {
@@ -125,6 +131,8 @@ def meaning_of(error: Exception) -> Meaning:
         return _CODES[code]
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return _UNTRUSTED
+    if isinstance(error, redis.InvalidResponse):
+        return _FOREIGN
     if isinstance(error, (redis.ConnectionError, redis.TimeoutError, OSError)):
         return _LOST
     if any(text in str(error) for text in ("DB index is out of range", "SELECT is not allowed")):

@@ -90,6 +90,7 @@ def answering(answer: bytes) -> Iterator[int]:
     ("answer", "says"),
     [
         (SILENCE, "did not answer in time"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak Redis's protocol"),
         (b"-READONLY You can't write against a read only replica.\r\n", "replica"),
         (b"-OOM command not allowed when used memory > 'maxmemory'.\r\n", "memory"),
         (b"-WRONGPASS invalid username-password pair\r\n", "password is wrong"),
