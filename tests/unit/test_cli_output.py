@@ -166,6 +166,18 @@ def test_a_java_home_without_a_java_is_named(monkeypatch: pytest.MonkeyPatch, tm
     java.cache_clear()
 
 
+def test_a_java_that_is_too_old_is_named_by_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    old = tmp_path / "bin" / "java"
+    old.parent.mkdir()
+    old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    java.cache_clear()
+    with pytest.raises(JavaUnavailable, match=rf"{old} is Java 8: install Java 17"):
+        java()
+    java.cache_clear()
+
+
 def test_a_run_with_a_wrong_java_home_ends_before_spark_is_started(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
