@@ -94,7 +94,7 @@ def copy(
         str | None,
         typer.Option(
             metavar="TOPIC",
-            help="Topic for records that cannot be copied. Without it, the first one ends the copy.",
+            help="Topic for records of topics that cannot be copied. Without it, the first one ends the copy.",
             show_default=False,
             callback=filled,
         ),
@@ -142,6 +142,7 @@ def copy(
         ("--from-cluster", from_cluster, source, "topics"),
         ("--tombstones", tombstones != _SKIP, source, "topics"),
         ("--accept", accept, source, "topics"),
+        ("--dead-letters", dead_letters, source, "topics: correct lines and rows in their source"),
         ("--input", kind, source or lines, "topics and lines"),
         ("--key", key, lines or database, "lines and rows: records of topics keep their keys"),
         ("--query", query, database, "rows of a database"),
