@@ -63,7 +63,7 @@ prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; AR
 	@$(BIN)/python -m tests.simulation prove $(ARGS)
 
 kills: $(READY) java  ## processes killed at every step: each filter, path and number of sources, and a whole chain
-	$(PYTEST) -q -n 2 --dist loadfile -m kills tests/integration
+	$(PYTEST) -q -n 2 --dist loadfile -m kills tests/integration tests/local
 
 cluster: $(READY) java  ## a standalone Spark cluster that gets its packages in an archive; executors and drivers killed
 	$(PYTEST) -q tests/cluster
