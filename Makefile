@@ -123,5 +123,5 @@ $(TLA)/bin/tla:
 
 java:
 	@command -v "$(JAVA)" >/dev/null || { echo "headwater needs Java 17 or newer for Spark and Kafka; '$(JAVA)' was not found. On Debian: apt-get install openjdk-17-jre-headless; or set JAVA_HOME"; exit 1; }
-	major=$$("$(JAVA)" -version 2>&1 | sed -nE 's/.* version "([0-9]+).*/\1/p' | head -n 1)
+	major=$$("$(JAVA)" -version 2>&1 | sed -nE 's/.* version "(1\.)?([0-9]+).*/\2/p' | head -n 1)
 	[ "$${major:-0}" -ge 17 ] || { echo "headwater needs Java 17 or newer; '$(JAVA)' is Java $${major:-of an unknown version}. Set JAVA_HOME to a newer one"; exit 1; }
