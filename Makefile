@@ -20,7 +20,7 @@ SLOW := $(wildcard tests/simulation tests/spark tests/local tests/integration te
 TLA := .headwater/tla-checker-0.24.0
 STUBS := envelope/v1/envelope:envelope demo/v1/leg:jobs/demo
 
-.PHONY: help demo test check lint tests-fast tests-slow coverage docs bench prove kills cluster soak mutants fuzz model manifests lock proto clean java
+.PHONY: help demo test check lint tests-fast tests-slow explore coverage docs bench prove kills cluster soak mutants fuzz model manifests lock proto clean java
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/' | expand -t 16
@@ -46,6 +46,9 @@ tests-fast: $(READY)
 tests-slow: $(READY) java
 	$(PYTEST) -q -n 5 --dist loadfile --no-loadscope-reorder --durations=15 -m 'not kills' $(SLOW)
 
+explore: $(READY)  ## property tests with fifty times as many examples, new ones in each run; ARGS='-k windows'
+	$(PYTEST) -q -n 2 --hypothesis-profile=explore tests/property $(ARGS)
+
 docs: $(READY)  ## the documentation as a site, in build/docs/index.html; a warning is an error
 	$(BIN)/python -m sphinx -b html -q -W --keep-going docs build/docs
 
@@ -63,7 +66,7 @@ prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; AR
 	@$(BIN)/python -m tests.simulation prove $(ARGS)
 
 kills: $(READY) java  ## processes killed at every step: each filter, path and number of sources, and a whole chain
-	$(PYTEST) -q -n 2 --dist loadfile -m kills tests/integration
+	$(PYTEST) -q -n 2 --dist loadfile -m kills tests/integration tests/local tests/spark
 
 cluster: $(READY) java  ## a standalone Spark cluster that gets its packages in an archive; executors and drivers killed
 	$(PYTEST) -q tests/cluster

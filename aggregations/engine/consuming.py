@@ -40,6 +40,7 @@ class Pointers:
         self._kafka = librdkafka.client(librdkafka.CONSUMER, settings)
         self._logs = librdkafka.Logs(self._kafka, settings["logger"])
         self._queue = library.rd_kafka_queue_get_consumer(self._kafka)
+        self._consume = librdkafka.address(library.rd_kafka_consume_batch_queue)
         self._timestamp = librdkafka.address(library.rd_kafka_message_timestamp)
         readers = (library.rd_kafka_message_headers, library.rd_kafka_header_cnt, library.rd_kafka_header_get_all)
         self._headers = tuple(map(librdkafka.address, readers)) if headers else None
@@ -90,10 +91,11 @@ class Pointers:
 
     def _fetch(self, most: int, seconds: float) -> None:
         self._logs.pass_on()
-        messages, milliseconds = np.empty(most, np.int64), round(seconds * 1000)
-        count = self._library.rd_kafka_consume_batch_queue(self._queue, milliseconds, messages.ctypes.data, most)
-        librdkafka.check(self._library.rd_kafka_last_error() if count < 0 else 0)
+        # First: a signal handler may raise as soon as the function returns, and what it took is given back all the same.
+        self._fetched.waiting = messages = np.zeros(most, np.int64)
+        count = message_kernels.taken(messages, self._consume, self._queue, round(seconds * 1000))
         self._fetched.waiting = messages[: max(count, 0)]
+        librdkafka.check(self._library.rd_kafka_last_error() if count < 0 else 0)
 
     def _columns(self, taken: Any, rows: int, errors: int, sizes: Sequence[int]) -> tuple[pa.RecordBatch, list[Event]]:
         partitions, failed = np.empty(rows, np.int32), np.empty(errors, np.int64)
@@ -119,15 +121,15 @@ class Pointers:
 
 
 class _Fetched:
-    """Messages of a client: `waiting` has the addresses of those that were not given back."""
+    """Messages of a client: `waiting` has the addresses of those that were not given back, and 0 in other places."""
 
     def __init__(self, destroy: int) -> None:
         self._destroy = destroy
         self.waiting = np.empty(0, np.int64)
 
     def give_back(self, count: int) -> None:
-        given, self.waiting = self.waiting[:count], self.waiting[count:]
-        message_kernels.destroyed(given, self._destroy)
+        message_kernels.destroyed(self.waiting[:count], self._destroy)
+        self.waiting = self.waiting[count:]
 
 
 def _release(library: Any, kafka: int, queues: Sequence[int], fetched: _Fetched) -> None:

@@ -12,9 +12,9 @@ import pytest
 from aggregations.engine import consuming
 from persistence.kafka import librdkafka
 
-LEAVES = """
+FILLED = """
 from confluent_kafka import Consumer, Producer
-import logging
+import logging, signal, sys
 from aggregations.engine import consuming
 from persistence.kafka import librdkafka
 mock = Consumer({"bootstrap.servers": "x", "group.id": "g", "test.mock.num.brokers": 1, "log_level": 0})
@@ -27,8 +27,32 @@ for _ in range(5):
     producer.produce("t", b"v", partition=0)
 assert producer.flush(10) == 0
 pointers.assign("t", {0: 0})
+"""
+LEAVES = f"""{FILLED}
 assert pointers.take(5, 10)[0].num_rows == 1
 assert len(pointers._fetched.waiting) == 4
+"""
+INTERRUPTED_WHILE_TAKING = f"""{FILLED}
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+signal.setitimer(signal.ITIMER_REAL, 0.5)
+try:
+    pointers.take(6, 2)  # it waits for the sixth
+    sys.exit("not interrupted")
+except KeyboardInterrupt:
+    assert (pointers._fetched.waiting != 0).sum() == 5
+    pointers.close()
+"""
+INTERRUPTED_WHILE_GIVING_BACK = f"""{LEAVES}
+from aggregations.columns import message_kernels
+def interrupted(*arguments):
+    raise KeyboardInterrupt
+give_back, message_kernels.destroyed = message_kernels.destroyed, interrupted
+try:
+    pointers.take(5, 10)
+    sys.exit("not interrupted")
+except KeyboardInterrupt:
+    message_kernels.destroyed = give_back
+    pointers.close()
 """
 
 
@@ -73,5 +97,6 @@ def test_the_name_of_a_header_that_is_not_utf_8_is_replaced() -> None:
     assert consuming.texts(names[1:]).to_pylist() == ["größe", ""]
 
 
-def test_a_process_ends_though_it_left_messages_unread() -> None:
-    subprocess.run([sys.executable, "-c", LEAVES], check=True, timeout=60)
+@pytest.mark.parametrize("program", [LEAVES, INTERRUPTED_WHILE_TAKING, INTERRUPTED_WHILE_GIVING_BACK])
+def test_a_process_ends_though_it_left_messages_unread(program: str) -> None:
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
