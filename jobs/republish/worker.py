@@ -284,10 +284,10 @@ class Worker:
         return ()
 
     def _is_news(self, error: EnvelopeError) -> bool:
-        """Whether the transform raised what it has not raised for a minute."""
-        if error.raised is None:
+        """Whether the transform failed as it has not failed for a minute."""
+        if not isinstance(error, TransformError):
             return False
-        cause, now = str(error.raised), time.monotonic()
+        cause, now = str(error.raised or error), time.monotonic()
         if now - self._told.get(cause, -math.inf) < _AGAIN_SECONDS:
             return False
         self._told[cause] = now

@@ -103,7 +103,7 @@ def test_records_of_a_partition_that_waits_or_was_revoked_are_left(second: Input
     assert worker.take_counts().produced == 4
 
 
-def test_what_the_transform_raises_is_said_once_a_minute_with_its_line(
+def test_how_the_transform_fails_is_said_once_a_minute(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def transform(record: InputRecord) -> OutputRecord:
@@ -122,3 +122,7 @@ def test_what_the_transform_raises_is_said_once_a_minute_with_its_line(
     worker.handle(delivered(0, 6))
     assert len(caplog.messages) == 2
     assert worker.take_counts().dead_lettered == {"transform_failed": 4}
+    worker, _ = worker_of(Gaps(part(0, 3)), cast(Any, lambda _: 5))
+    worker.handle(delivered(0, 3, 4))
+    [said] = caplog.messages[2:]
+    assert said.endswith("transform_failed: the transform returned int; it returns None, an OutputRecord, or several")
