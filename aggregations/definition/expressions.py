@@ -21,6 +21,7 @@ NO_COLUMNS = "the element's value has no columns, but an expression needs them"
 # Details of literals and operands that polars prints and readers do not need. The parentheses of a call stay.
 _OPERAND = re.compile(r"(?<!\w)\((col\(\"[^\"]*\"\)|dyn \w+: [^()]*)\)")
 _TYPE = re.compile(r"\bdyn (int|float|str): ")
+_PARAMETER = re.compile(r"(\([^()]*\))\(\)")  # a call with a parameter of its own, as in `timestamp(ms)()`
 # Polars' comparisons in which two nulls are equal, as SQL says it.
 _NULL_SAFE = {" !=v ": " is distinct from ", " ==v ": " is not distinct from "}
 # Types to try for columns, so that polars can plan an expression whose columns have no types yet.
@@ -196,7 +197,7 @@ def name_of(function: Callable[..., Any]) -> str:
 def text_of(argument: Expression | Callable[..., Any]) -> str:
     """A column's name, an expression as short text, or the name of a callable."""
     if isinstance(argument, pl.Expr):
-        text = _TYPE.sub("", _OPERAND.sub(r"\1", str(argument)))
+        text = _PARAMETER.sub(r"\1", _TYPE.sub("", _OPERAND.sub(r"\1", str(argument))))
         for printed, meant in _NULL_SAFE.items():
             text = text.replace(printed, meant)
         return text

@@ -131,6 +131,8 @@ def test_a_key_of_another_kind_is_refused(value):
         (X.is_between(1, 3.5), 'col("x").is_between([1, 3.5])'),
         (X.ne_missing("y"), '[col("x") is distinct from ("y")]'),
         (X == "(y)", '[col("x") == ("(y)")]'),
+        (pl.col("at").dt.timestamp("ms"), 'col("at").dt.timestamp(ms)'),
+        (pl.col("line").struct.field("sku"), 'col("line").struct.field_by_name(sku)'),
     ],
 )
 def test_an_expression_is_shown_without_types_and_with_the_parentheses_of_calls(given: pl.Expr, text: str) -> None:
