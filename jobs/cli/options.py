@@ -72,6 +72,7 @@ Stores: TypeAlias = Annotated[
         help="Store of all stages, or of one; may be repeated. Without it: HEADWATER_STORE, headwater.toml, the "
         "flow's definition, then the LMDB store in .headwater/states.",
         show_default=False,
+        callback=filled,
     ),
 ]
 Group: TypeAlias = Annotated[

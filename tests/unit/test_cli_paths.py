@@ -45,9 +45,10 @@ def test_an_empty_path_is_refused(
         "republish m:f --to t --via v --from",
         "copy --name n --to",
         "redrive --from",
+        f"run {FLOW} --store",  # LMDB takes only paths that are UTF-8
     ],
 )
-def test_a_name_of_kafka_that_is_not_utf8_is_refused(
+def test_a_name_that_is_not_utf8_is_refused(
     words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """confluent-kafka ends the process with a segmentation fault if it is asked about such a topic."""
