@@ -191,15 +191,20 @@ def counted(count: int, one: str, several: str = "") -> str:
 
 
 def number(value: object) -> str:
-    """A value as text for people: integers with separators, lists and objects as JSON that is cut, empty for None."""
+    """A value as text for people: integers with separators, lists and objects as JSON that is cut, empty for None.
+
+    Characters that would move the cursor, such as tabs and ends of lines, are escaped.
+    """
     if value is None:
         return ""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.2f}"
     if isinstance(value, dict | list):
         text = json.dumps(value, ensure_ascii=False)
         return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
-    return f"{value:,.2f}" if isinstance(value, float) else str(value)
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(value))
 
 
 _bars: list[Any] = []

@@ -148,6 +148,19 @@ def test_what_exactness_rests_on_cannot_be_set_and_dead_letters_have_a_topic_of_
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("step", ["publish", "publish_states"])
+@pytest.mark.parametrize("runner", ["spark", "local"])
+def test_a_flow_that_publishes_to_its_own_source_is_refused(
+    step: str, runner: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    module = f"with_a_loop_{step}"
+    Path(f"{module}.py").write_text(f"from jobs.demo.flow import flow as demo\nflow = demo.{step}('flights.legs')\n")
+    assert run(monkeypatch, "run", f"{module}:flow", "--bootstrap", "127.0.0.1:1", "--runner", runner) == Exit.USAGE
+    assert "it publishes to flights.legs, which it reads" in capsys.readouterr().err
+
+
 def test_java_options_with_an_open_quote_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
