@@ -1,5 +1,6 @@
 """Verdicts and histories of whole batches against the pure code, over courses of batches."""
 
+from contextlib import ExitStack
 from unittest.mock import patch
 
 import numpy as np
@@ -13,7 +14,8 @@ from aggregations.columns.record_text import WHOLE
 from aggregations.columns.records import StoredStates, encoded, form_of
 from aggregations.columns.schema import MISSING
 from aggregations.columns.signature import Lane
-from envelope import Histories, Standing, Verdict
+from envelope import Histories, History, Standing, Verdict
+from envelope.dedup.eviction import GrowthFullError
 from envelope.dedup.histories import in_order
 from envelope.dedup.lanes import group_of
 from envelope.dedup.lineage import NO_INDEX
@@ -24,6 +26,7 @@ LANES = ["a:0#i", "b:1#i>r>c:1", "a:0#i>r>b:0", "a:0#i>r>b:1", "a:1#i>r>b:0", "a
 WIDTHS = [1, 2, 2, 2, 2, 2, 3]
 KEYLESS = [False, False, True, False, True, False, False]
 SIZE, MOST_LANES, KEYS = 4, 3, 3
+GROWTH = 8
 FAR = 2**62
 
 # Key, lane, position (cut to the width of the lane), and whether something else makes the message exotic.
@@ -112,7 +115,11 @@ class Keys:
 def test_every_verdict_and_every_history_is_that_of_the_pure_code(
     course: list[list[Message]], doubled: bool, data: st.DataObject
 ) -> None:
-    with patch("envelope.dedup.history.HISTORY", 2), patch("envelope.dedup.history.WIDE", 5):
+    limits = {"history.HISTORY": 2, "history.WIDE": 5, "histories.GROWTH": GROWTH}
+    with ExitStack() as stack:
+        for name, limit in limits.items():
+            stack.enter_context(patch(f"envelope.dedup.{name}", limit))
+        stack.enter_context(patch("aggregations.columns.judge.GROWTH", GROWTH))
         judge_both_ways(course, doubled, data)
 
 
@@ -158,12 +165,17 @@ def judge_both_ways(course: list[list[Message]], doubled: bool, data: st.DataObj
             standings = [standing(batch[i]) for i in rows]
             decisions = histories[key].judge(standings)
             folded = [one for one, decision in zip(standings, decisions, strict=True) if decision.fold]
-            after, _ = histories[key].folding(folded, size=size, lanes=MOST_LANES, batch=number, evict=evict)
+            try:
+                after, _ = histories[key].folding(folded, size=size, lanes=MOST_LANES, batch=number, evict=evict)
+                is_full = False
+            except GrowthFullError:
+                after, is_full = histories[key], True
             assert bool(stored.other[key]) == is_unusual(histories[key])
             pure = (
                 is_unusual(histories[key])
                 or any(is_exotic(batch[i]) for i in rows)
                 or crowds(histories[key], folded)
+                or is_full
                 or any(refused[i] and decision.fold for i, decision in zip(rows, decisions, strict=True))
             )
             assert judged.pure[rows].tolist() == [pure] * len(rows)
@@ -181,6 +193,19 @@ def judge_both_ways(course: list[list[Message]], doubled: bool, data: st.DataObj
             key, *_ = batch[0]
             histories[key] = histories[key].leaving_hole(standing(batch[0]))
             states.put(key, histories[key])
+
+
+def test_a_lane_whose_positions_had_other_components_is_left_to_the_pure_code() -> None:
+    """They had, if the definition changed: for example by a flat-map before the stage."""
+    states, batch = Keys(), [(key, 6, (5, 0, 1), False) for key in range(2)]
+    for key, position in enumerate([(4, 0), (4, 0, 1)]):
+        states.put(key, Histories({LANES[6]: History((position,), used=1)}))
+    keys, lanes, positions, none = arrays(batch)
+    stored, places = states.load(), [Lane(lane, group_of(lane)) for lane in LANES]
+    given = keys, lanes, positions, places, stored.lanes, states.names, HistoryLimits.of(SIZE)
+    judged = judge(*given, pure=np.zeros(KEYS, np.bool_), exotic=none, refused=none)
+    assert judged.pure.tolist() == [True, False]
+    assert states.after(judged, stored)[1].lanes[LANES[6]].held == ((4, 0, 1), (5, 0, 1))
 
 
 @given(st.data())

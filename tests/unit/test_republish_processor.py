@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envelope import Envelope, EnvelopeError, Hop, Lineage, Node, Reason, decode, encode
+from envelope import Envelope, EnvelopeError, Hop, Limits, Lineage, Node, Reason, decode, encode
 from envelope.hops import HopWriter
 from envelope.redrive import Redrive, redrive_hops
 from jobs.republish import (
@@ -201,6 +201,13 @@ def test_an_output_larger_than_its_topic_takes_is_refused_with_its_siblings() ->
     way = processor(lambda r: [PASS, OutputRecord(bytes(2500), topic="other")])
     assert refused(way, record()).reason is Reason.PAYLOAD_TOO_LARGE
     assert refused(processor(lambda r: OutputRecord(bytes(2_000_000))), record()).reason is Reason.PAYLOAD_TOO_LARGE
+
+
+def test_an_output_whose_payload_no_reader_would_accept_is_refused() -> None:
+    limits = Limits(payload_bytes=100)
+    assert len(through(processor(lambda r: [PASS, OutputRecord(bytes(100))], limits=limits), record())) == 2
+    way = processor(lambda r: [PASS, OutputRecord(bytes(101))], limits=limits)
+    assert refused(way, record()).reason is Reason.PAYLOAD_TOO_LARGE
 
 
 def test_json_is_parsed_and_nonsense_refused() -> None:
