@@ -162,6 +162,10 @@ def test_a_worker_that_lacks_a_module_ends_the_run_and_other_losses_are_tried_ag
     for text, said in (
         (WORKER.replace("ModuleNotFoundError: No module named 'shop'", "MemoryError"), "MemoryError. Check"),
         ("Job aborted: executor lost\n\nDriver stacktrace:", "Job aborted: executor lost. Check"),
+        (
+            "EOFException occurred while reading the port number.",
+            "EOFException occurred while reading the port number. C",
+        ),
         ("", "no reason given. Check"),
     ):
         assert str(lost(text)).startswith(said)
