@@ -10,6 +10,7 @@ export PYTHONUTF8 := 1
 PYTHON ?= python3
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 ARGS ?=
+SPARK ?= 4.3.0
 BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest --no-header
@@ -20,7 +21,7 @@ SLOW := $(wildcard tests/simulation tests/spark tests/local tests/integration te
 TLA := .headwater/tla-checker-0.24.0
 STUBS := envelope/v1/envelope:envelope demo/v1/leg:jobs/demo
 
-.PHONY: help demo test check lint tests-fast tests-slow coverage docs bench prove kills cluster soak mutants fuzz model manifests lock proto clean java
+.PHONY: help demo test check lint tests-fast tests-slow explore coverage docs bench prove kills spark cluster soak mutants fuzz model manifests lock proto clean java
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/' | expand -t 16
@@ -46,6 +47,9 @@ tests-fast: $(READY)
 tests-slow: $(READY) java
 	$(PYTEST) -q -n 5 --dist loadfile --no-loadscope-reorder --durations=15 -m 'not kills' $(SLOW)
 
+explore: $(READY)  ## property tests with fifty times as many examples, new ones in each run; ARGS='-k windows'
+	$(PYTEST) -q -n 2 --hypothesis-profile=explore tests/property $(ARGS)
+
 docs: $(READY)  ## the documentation as a site, in build/docs/index.html; a warning is an error
 	$(BIN)/python -m sphinx -b html -q -W --keep-going docs build/docs
 
@@ -63,7 +67,14 @@ prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; AR
 	@$(BIN)/python -m tests.simulation prove $(ARGS)
 
 kills: $(READY) java  ## processes killed at every step: each filter, path and number of sources, and a whole chain
-	$(PYTEST) -q -n 2 --dist loadfile -m kills tests/integration
+	$(PYTEST) -q -n 2 --dist loadfile -m kills tests/integration tests/local tests/spark
+
+spark: $(READY) java .headwater/spark/$(SPARK)  ## what uses Spark, with another version of it; SPARK=4.1.4
+	PYTHONPATH=.headwater/spark/$(SPARK) $(PYTEST) -q -n 2 --dist loadfile -m 'not kills' tests/spark tests/integration/test_submit.py $(ARGS)
+
+.headwater/spark/%: | $(READY)
+	$(BIN)/pip install -q --no-deps --target $@.new pyspark==$*
+	mv $@.new $@
 
 cluster: $(READY) java  ## a standalone Spark cluster that gets its packages in an archive; executors and drivers killed
 	$(PYTEST) -q tests/cluster
@@ -120,5 +131,5 @@ $(TLA)/bin/tla:
 
 java:
 	@command -v "$(JAVA)" >/dev/null || { echo "headwater needs Java 17 or newer for Spark and Kafka; '$(JAVA)' was not found. On Debian: apt-get install openjdk-17-jre-headless; or set JAVA_HOME"; exit 1; }
-	major=$$("$(JAVA)" -version 2>&1 | sed -nE 's/.* version "([0-9]+).*/\1/p' | head -n 1)
+	major=$$("$(JAVA)" -version 2>&1 | sed -nE 's/.* version "(1\.)?([0-9]+).*/\2/p' | head -n 1)
 	[ "$${major:-0}" -ge 17 ] || { echo "headwater needs Java 17 or newer; '$(JAVA)' is Java $${major:-of an unknown version}. Set JAVA_HOME to a newer one"; exit 1; }

@@ -100,7 +100,9 @@ def _field(data: Any, name: str) -> Any:
 
 
 def _missing(name: str) -> EnvelopeError:
-    return EnvelopeError(Reason.MISSING_FIELD, f"the payload has no field {name!r}, of which the event id is made")
+    return EnvelopeError(
+        Reason.MISSING_FIELD, f"the payload has no field {name!r}, of which a key or an event id is made"
+    )
 
 
 def _text(value: Any, name: str) -> str:

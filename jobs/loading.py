@@ -5,8 +5,9 @@ import os
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from aggregations.definition.flow import Flow
@@ -39,6 +40,18 @@ def load(reference: str) -> Any:
     except AttributeError as error:
         raise LoadError(f"module {module} has no {name!r}") from error
     return found
+
+
+def load_function(reference: str) -> Callable[..., Any]:
+    """Import the function `module:name`.
+
+    Raises:
+        LoadError: It cannot be imported, or cannot be called.
+    """
+    found = load(reference)
+    if not callable(found):
+        raise LoadError(f"{reference} is not a function but a {type(found).__name__}")
+    return cast("Callable[..., Any]", found)
 
 
 def load_flow(reference: str) -> "Flow[Any]":

@@ -67,6 +67,12 @@ def say(line: str) -> None:
         _give_up(sys.stderr)
 
 
+def keep_encodable() -> None:
+    """Write characters that the encoding of standard output lacks as escapes, instead of failing."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
 def keep_closed() -> None:
     """Keep standard descriptors that are closed from being given to the next file or connection."""
     while (spare := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD:
@@ -80,6 +86,10 @@ def _give_up(stream: Any) -> None:
         spare = os.open(os.devnull, os.O_WRONLY)
         os.dup2(spare, stream.fileno())
         os.close(spare)
+
+
+def _is_unicode(stream: Any) -> bool:
+    return (getattr(stream, "encoding", None) or "utf-8").lower().startswith("utf")
 
 
 def _is_terminal(stream: Any) -> bool:
@@ -124,7 +134,7 @@ class Lasting(logging.Filter):
 
 def emit(data: Mapping[str, Any]) -> None:
     """Write one JSON line to standard output."""
-    write(json.dumps(data, ensure_ascii=False))
+    write(json.dumps(data, ensure_ascii=not _is_unicode(sys.stdout)))
 
 
 @contextmanager
@@ -171,7 +181,8 @@ def table(rows: Iterable[Sequence[object]], columns: Sequence[str], *, left: Seq
     width = None if _is_terminal(sys.stdout) else 10_000
     text = io.StringIO()
     Console(width=width, highlight=False, markup=False, file=text).print(shown)
-    write("\n".join(line.rstrip() for line in text.getvalue().splitlines()))
+    lines = text.getvalue() if _is_unicode(sys.stdout) else text.getvalue().replace("─", "-")
+    write("\n".join(line.rstrip() for line in lines.splitlines()))
 
 
 def counted(count: int, one: str, several: str = "") -> str:
@@ -180,15 +191,20 @@ def counted(count: int, one: str, several: str = "") -> str:
 
 
 def number(value: object) -> str:
-    """A value as text for people: integers with separators, lists and objects as JSON that is cut, empty for None."""
+    """A value as text for people: integers with separators, lists and objects as JSON that is cut, empty for None.
+
+    Characters that would move the cursor, such as tabs and ends of lines, are escaped.
+    """
     if value is None:
         return ""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.2f}"
     if isinstance(value, dict | list):
         text = json.dumps(value, ensure_ascii=False)
         return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text):,} characters)"
-    return f"{value:,.2f}" if isinstance(value, float) else str(value)
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in str(value))
 
 
 _bars: list[Any] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import mkstemp
 from typing import BinaryIO, Final, Protocol, TypeAlias
 
-from jobs.environment import UsageError
+from jobs.environment import NotThereError, UsageError
 from persistence.commit.faults import SNAPSHOT, effect
 from persistence.names import StageRef
 from persistence.registry import open_store
@@ -86,7 +86,8 @@ def opened(place: Place, flow: str) -> Iterator[BinaryIO]:
         flow: Name of the flow.
 
     Raises:
-        UsageError: There is none, it cannot be opened, or it is not a regular file.
+        UsageError: The file cannot be opened, or is not a regular one.
+        NotThereError: The store has no such snapshot.
         StoreError: The store does not answer, or refuses a request.
     """
     if isinstance(place, Path):
@@ -96,7 +97,7 @@ def opened(place: Place, flow: str) -> Iterator[BinaryIO]:
     with closing(open_store(url_of(place))) as store:
         found = read_snapshot(store, _ref(place, flow))
         if found is None:
-            raise UsageError(f"{shown(place)}: the store has no such snapshot of flow {flow}")
+            raise NotThereError(f"{shown(place)}: the store has no such snapshot of flow {flow}")
         yield found
 
 
@@ -108,14 +109,15 @@ def remove(place: Place, flow: str) -> None:
         flow: Name of the flow.
 
     Raises:
-        UsageError: There is none, or the place is a file.
+        UsageError: The place is a file.
+        NotThereError: The store has no such snapshot.
         StoreError: The store does not answer, or a newer command has begun. Repeat it.
     """
     if isinstance(place, Path):
         raise UsageError(f"{place} is a file: delete it")
     with closing(open_store(url_of(place))) as store:
         if not remove_snapshot(store, _ref(place, flow)):
-            raise UsageError(f"{shown(place)}: the store has no such snapshot of flow {flow}")
+            raise NotThereError(f"{shown(place)}: the store has no such snapshot of flow {flow}")
 
 
 def _ref(place: str, flow: str) -> StageRef:

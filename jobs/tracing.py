@@ -162,7 +162,7 @@ NOT_THERE: Final[Mapping[Found, str]] = {
     Found.EXPIRED: "retention has deleted the record",
     Found.MISSING: "the log has no record at this offset: it was compacted, or its transaction was aborted or is open",
     Found.GONE: "there is no such topic. Correct its name",
-    Found.BEYOND: "no record has this offset yet. Give a lower one, or another partition",
+    Found.BEYOND: "no record has this offset yet, or there is no such partition. Give a lower one, or another partition",
 }
 """Why a record could not be read, and the remedy."""
 

@@ -52,7 +52,8 @@ class Change(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         at = datetime.fromtimestamp(self.at_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         which = f", {self.states}," if self.states else ""
-        return f"{at} {self.what} of generation {self.generation}{which} by {self.by}: {self.why}"
+        link = "to" if self.what == "rollback" else "of"
+        return f"{at} {self.what} {link} generation {self.generation}{which} by {self.by}: {self.why}"
 
 
 class Origin(msgspec.Struct, frozen=True):

@@ -121,6 +121,8 @@ def _resolve(url: str) -> tuple[ModuleType, str]:
         scheme = urlsplit(url).scheme
     except ValueError as error:
         raise InvalidUrl("the URL of a store is invalid", "Write an IPv6 address as redis://[::1]:6379") from error
+    if not scheme:
+        raise InvalidUrl("the URL of a store has no scheme", "Write for example lmdb:///PATH or redis://HOST")
     target = _targets.get(scheme) or _entry_point(scheme)
     if target is None:
         raise InvalidUrl(

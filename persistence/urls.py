@@ -94,3 +94,15 @@ def seconds(text: str) -> float:
     if not 0 < number < float("inf"):
         raise UnfitValueError("Write a number of seconds greater than 0")
     return number
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
+    """Parser of an option that is a whole number from `low` to `high`."""
+
+    def read(text: str) -> int:
+        digits = text.strip()
+        if not digits.isdecimal() or not low <= int(digits[:20]) <= high:
+            raise UnfitValueError(f"Write a whole number from {low:,} to {high:,}")
+        return int(digits)
+
+    return read

@@ -67,9 +67,14 @@ def check_arguments(
         journal_share: Share of the events that it lists.
 
     Raises:
-        FlowError: States would end with the process, a risk does not exist, the share is invalid, or the flow reads or
-            publishes to the dead-letter topic or the journal.
+        FlowError: States would end with the process, a risk does not exist, the share is invalid, or the flow reads what
+            it publishes, or reads or publishes to the dead-letter topic or the journal.
     """
+    if back := sorted({*outputs_of(flow)} & {one.topic.name for one in flow.inputs}):
+        raise FlowError(
+            f"flow {flow.name}: it publishes to {back[0]}, which it reads, so its outputs would come back; publish to "
+            "another topic"
+        )
     if dead_letters in flow.topics:
         raise FlowError(
             f"flow {flow.name}: --dead-letters {dead_letters} is the flow's source, so the flow would read its own dead "

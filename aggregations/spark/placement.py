@@ -3,16 +3,13 @@
 What reads a slot keeps its consumer, which has fetched ahead. On another executor the records would be fetched again.
 """
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import RDD, SparkContext
-
-_ID: Final = re.compile(r"BlockManagerId\(([^,]+), ([^,]+), ")
-_DRIVER: Final = "driver"
 
 Executors = Mapping[str, str]
 """Host by executor id."""
@@ -30,6 +27,7 @@ class Placement:
         self._spark = spark
         self._is_local = is_local
         self._executor: dict[int, str] = {}  # by slot
+        self._hosts: dict[str, str] = {}  # by executor
         self._last: tuple[object, RDD[int]] | None = None
 
     def tasks(self, slots: Sequence[int]) -> RDD[int]:
@@ -48,11 +46,16 @@ class Placement:
     def _executors(self) -> dict[str, str]:
         """The executors that have registered; none if this Spark does not say."""
         try:
-            known: Any = self._spark._jsc.sc().env().blockManager().master().getMemoryStatus()
-            found = dict(_ID.findall(known.keys().mkString(";")))
+            context: Any = self._spark._jsc.sc()
+            names = [name for name in context.getExecutorIds().mkString(";").split(";") if name]
+            for name in names:
+                if name not in self._hosts:
+                    with suppress(Py4JJavaError):  # its registration is not in Spark's own records yet
+                        address = context.statusStore().executorSummary(name).hostPort()
+                        self._hosts[name] = address.rpartition(":")[0]
         except Py4JError:  # not allowed by the security manager of some services
             return {}
-        return {name: host for name, host in found.items() if name != _DRIVER}
+        return {name: self._hosts[name] for name in names if name in self._hosts}
 
     def _located(self, places: Sequence[str]) -> RDD[int]:
         jvm: Any = self._spark._jvm

@@ -38,7 +38,7 @@ from jobs.cli import (
 )
 from jobs.cli.errors import Exit, explain
 from jobs.environment import DEBUG
-from jobs.screen import Lasting, LogLines, OutputError, emit, keep_closed, say
+from jobs.screen import Lasting, LogLines, OutputError, emit, keep_closed, keep_encodable, say
 
 __all__ = ["app", "fail", "main"]
 
@@ -116,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: Command and options; None for those of the process.
     """
     keep_closed()
+    keep_encodable()
     given = sys.argv[1:] if arguments is None else arguments
     try:
         code = app(args=given, prog_name="headwater", standalone_mode=False)

@@ -94,7 +94,7 @@ def copy(
         str | None,
         typer.Option(
             metavar="TOPIC",
-            help="Topic for records that cannot be copied. Without it, the first one ends the copy.",
+            help="Topic for records of topics that cannot be copied. Without it, the first one ends the copy.",
             show_default=False,
             callback=filled,
         ),
@@ -142,6 +142,7 @@ def copy(
         ("--from-cluster", from_cluster, source, "topics"),
         ("--tombstones", tombstones != _SKIP, source, "topics"),
         ("--accept", accept, source, "topics"),
+        ("--dead-letters", dead_letters, source, "topics: correct lines and rows in their source"),
         ("--input", kind, source or lines, "topics and lines"),
         ("--key", key, lines or database, "lines and rows: records of topics keep their keys"),
         ("--query", query, database, "rows of a database"),
@@ -211,13 +212,10 @@ def _lines(file: Path, kind: str | None, key: str | None, event_id: str | None) 
 
 def _rows(database: str, query: str | None, column: str | None, key: str | None, event_id: str | None) -> "CopySource":
     from jobs.copying import QueryRows
-    from jobs.loading import load
+    from jobs.loading import load_function
 
     if not query or not column:
         raise UsageError("--from-database needs --query and --column")
     if database.startswith(_SQLITE):
         return QueryRows(database.removeprefix(_SQLITE), query, column, key=key, event_id=event_id)
-    connect = load(database)
-    if not callable(connect):
-        raise UsageError(f"{database} is not a function but a {type(connect).__name__}")
-    return QueryRows(connect, query, column, key=key, event_id=event_id)
+    return QueryRows(load_function(database), query, column, key=key, event_id=event_id)

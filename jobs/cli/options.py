@@ -10,16 +10,32 @@ from persistence.names import MAX_GENERATION
 T = TypeVar("T")
 
 
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def filled(value: T) -> T:
-    """Refuse an empty text: usually a shell variable that is not set, which must not count as a missing option."""
-    if "" in (value if isinstance(value, list) else [value]):
-        raise typer.BadParameter("it is empty")
+    """Refuse an empty text: usually a shell variable that is not set, which must not count as a missing option.
+
+    Text that is not UTF-8 is refused, too: confluent-kafka would end the process.
+    """
+    for text in value if isinstance(value, list) else [value]:
+        if text == "":
+            raise typer.BadParameter("it is empty")
+        if isinstance(text, str) and not _is_utf8(text):
+            raise typer.BadParameter("it is not UTF-8")
     return value
 
 
 def path_of(text: str | Path) -> Path:
     """Read a path: an empty text would mean the current directory."""
-    return Path(filled(text))
+    if text == "":
+        raise typer.BadParameter("it is empty")
+    return Path(text)
 
 
 FlowName: TypeAlias = Annotated[

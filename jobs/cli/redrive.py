@@ -61,7 +61,7 @@ def redrive(
     from jobs import settings
     from jobs.dead_letters.letters import Selection
     from jobs.dead_letters.redrive import redrive as run
-    from jobs.loading import load
+    from jobs.loading import load_function
 
     selection = Selection(
         reasons(reason), frozenset(stage or ()), frozenset(topic or ()), frozenset(application or ()), unproven
@@ -72,7 +72,7 @@ def redrive(
             source,
             selection=selection,
             apply=apply,
-            mend=load(mend) if mend else None,
+            mend=load_function(mend) if mend else None,
             progress=bar,
         )
     show(

@@ -286,7 +286,8 @@ def _check_options(mode: str, options: Mapping[str, tuple[object, Sequence[str]]
     """Refuse options that would be ignored."""
     for name, (given, modes) in options.items():
         if given and mode not in modes:
-            place = "not for --key" if mode == _KEYS else f"for {' and '.join(modes)}"
+            fits = " and ".join(filter(None, [", ".join(modes[:-1]), modes[-1]]))
+            place = "not for --key" if mode == _KEYS else f"for {fits}"
             raise UsageError(f"{name} is {place}; remove it")
 
 

@@ -161,15 +161,13 @@ def republish(
     begins, changes or ends, and one, with `"done": true`, at the end.
     """
     from jobs import settings
-    from jobs.loading import load
+    from jobs.loading import load, load_function
     from jobs.republish.run import republish as serve
     from jobs.republish.source import InputTopics
 
     if store:
         settings.check_shared("the store of the filter", store)
-    transform = load(function)
-    if not callable(transform):
-        raise UsageError(f"{function} is not a function but a {type(transform).__name__}")
+    transform = load_function(function)
     try:
         topics = InputTopics.of(tuple(source), kind, tombstones, event_id)
     except ValueError as error:

@@ -1,12 +1,15 @@
 """`headwater trace`: the records of a chain, from the root on."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jobs.cli.errors import Exit
 from jobs.cli.options import STACK_ROOT, Bootstrap, Json, KafkaFile, Root
 from jobs.screen import counted, emit, say, table
+
+if TYPE_CHECKING:
+    from envelope import Hop
 
 
 def trace(
@@ -43,7 +46,7 @@ def trace(
                     None if step.key is None else key_as_text(step.key),
                     step.event_id,
                     "" if step.hop is None else step.hop.via,
-                    "" if step.hop is None or step.hop.index is None else f"{step.hop.index} of {step.hop.count}",
+                    _output(step.hop),
                 ]
                 for step in steps
             ),
@@ -57,3 +60,10 @@ def trace(
         say(f"not checked, because it cannot be read any more: {counted(unread, 'record')}")
     if any(step.wrong for step in steps):
         raise typer.Exit(Exit.DIFFERENCES)
+
+
+def _output(hop: "Hop | None") -> str:
+    """Which of the outputs of its input; a flow does not note how many there are."""
+    if hop is None or hop.index is None:
+        return ""
+    return str(hop.index) if hop.count is None else f"{hop.index} of {hop.count}"

@@ -77,9 +77,10 @@ class Selection:
             found["--topic"].add(facts.topic)
             found["--application"].add(facts.application)
         for option, names in wanted.items():
-            known = ", ".join(sorted(filter(None, found[option])))
-            if known and (unknown := sorted(names - found[option])):
-                raise NotThereError(f"{option} {unknown[0]}: no dead letter is of it; choose from {known}")
+            if found[option] and (unknown := sorted(names - found[option])):
+                known = ", ".join(sorted(filter(None, found[option])))
+                remedy = f"choose from {known}" if known else "remove the option"
+                raise NotThereError(f"{option} {unknown[0]}: no dead letter is of it; {remedy}")
 
 
 @dataclass(frozen=True, slots=True)

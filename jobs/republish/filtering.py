@@ -12,6 +12,7 @@ that had the partition before can no longer write the state, and so it does not 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from reprlib import repr as short
 from typing import Any, Final
 
 from google.protobuf.message import Message
@@ -56,7 +57,7 @@ def check_rule(rule: Any) -> None:
     """
     lacking = [method for method in _METHODS if not callable(getattr(rule, method, None))]
     if isinstance(rule, type) or lacking or not isinstance(getattr(rule, "name", None), str):
-        raise UsageError(f"deduplicate= takes a filter, such as SequenceFilter(from_value('id')); got {rule!r}")
+        raise UsageError(f"deduplicate= takes a filter, such as SequenceFilter(from_value('id')); got {short(rule)}")
     if getattr(rule, "partitions", 0):
         raise UsageError(
             f"filter {rule.name!r} looks for ids over all partitions, and the members of a republisher's group read "

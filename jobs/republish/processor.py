@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from envelope import EnvelopeError, Limits, Node, Reason, Tombstones, append_hop, decode
 from envelope import envelope_pb2 as pb
@@ -35,15 +35,15 @@ class Outgoing(NamedTuple):
 
 
 class TransformError(EnvelopeError):
-    """The transform raised.
+    """The transform raised, or returned what is no output.
 
     Attributes:
         error: Name of the exception's type.
     """
 
-    def __init__(self, error: str) -> None:
-        super().__init__(Reason.TRANSFORM_FAILED, f"the transform raised {error}")
-        self.args = (error,)
+    def __init__(self, error: str, detail: str = "") -> None:
+        super().__init__(Reason.TRANSFORM_FAILED, detail or f"the transform raised {error}")
+        self.args = (error, detail)
         self.error = error
 
 
@@ -197,15 +197,17 @@ class Processor:
             made = self._transform(record)
             if made is None:
                 return []
-            outputs = [made] if isinstance(made, OutputRecord) else list(islice(made, self._max_outputs + 1))
-            if not all(isinstance(output, OutputRecord) for output in outputs):
-                raise TypeError("a transform returns None, an OutputRecord, or several")
+            several = not isinstance(made, OutputRecord) and hasattr(made, "__iter__")
+            outputs: list[Any] = list(islice(made, self._max_outputs + 1)) if several else [made]
         except EnvelopeError:
             raise
         except Exception as error:
             failed = TransformError(type(error).__name__)
             failed.raised = Raised.of(error)
             raise failed from error
+        if wrong := next((type(one).__name__ for one in outputs if not isinstance(one, OutputRecord)), ""):
+            detail = f"the transform returned {wrong}; it returns None, an OutputRecord, or several"
+            raise TransformError(TypeError.__name__, detail)
         if len(outputs) > self._max_outputs:
             raise EnvelopeError(Reason.TOO_MANY_OUTPUTS, f"more than {self._max_outputs} outputs of one input")
         count, rewriter = len(outputs), Rewriter(record.message, self._limits)

@@ -1,6 +1,7 @@
 """Processes the records of a republisher's batch, up to the commit."""
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from functools import cached_property
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("headwater.republish")
 
 _MOST_DEAD: Final = 1000
+_AGAIN_SECONDS: Final = 60.0  # between two warnings of one line of the transform
 _MOST_WAITING: Final = 10_000  # outputs, apart from those of the fast path: a few records may have very many outputs
 
 
@@ -70,6 +72,7 @@ class Worker:
         self._dead_letter = dead_letter
         self._cluster = cluster
         self._filter = judging
+        self._told: dict[str, float] = {}
         self._begin()
 
     @cached_property
@@ -276,8 +279,19 @@ class Worker:
         )
         self._counts.dead_lettered[error.reason.value] += 1
         self._dead.append(dead_letter_record(letter, record.key, record.value, record.headers, self._dead_letter[1]))
-        _LOG.info("dead letter: %s: %s%s", record.node, error, f", {error.raised}" if error.raised else "")
+        level = logging.WARNING if self._is_news(error) else logging.INFO
+        _LOG.log(level, "dead letter: %s: %s%s", record.node, error, f", {error.raised}" if error.raised else "")
         return ()
+
+    def _is_news(self, error: EnvelopeError) -> bool:
+        """Whether the transform failed as it has not failed for a minute."""
+        if not isinstance(error, TransformError):
+            return False
+        cause, now = str(error.raised or error), time.monotonic()
+        if now - self._told.get(cause, -math.inf) < _AGAIN_SECONDS:
+            return False
+        self._told[cause] = now
+        return True
 
     def _publish_dead_letters(self, timeout: float | None) -> None:
         assert self._dead_letter is not None

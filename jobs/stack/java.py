@@ -38,7 +38,7 @@ def java() -> str:
         answer = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         raise JavaUnavailable(f"{command} does not start ({type(error).__name__}): {remedy}") from error
-    found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)  # Java 8 calls itself 1.8
     if found is None or int(found[1]) < OLDEST:
         raise JavaUnavailable(
             f"{command} is Java {found[1]}: {remedy}" if found else f"{command} has an unknown version: {remedy}"

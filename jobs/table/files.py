@@ -62,17 +62,21 @@ def write_parquet(states: States, path: Path, progress: Callable[[int], Any]) ->
 def _complete(path: Path) -> Iterator[BinaryIO]:
     """A file that gets its name when the block ends. A pipe or a device is written directly."""
     if path.exists() and not path.is_file():
-        with path.open("wb") as file:
+        with _opened(path, path) as file:
             yield file
         return
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        made = part.open("wb")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}; choose another file") from error
+    made = _opened(part, path)
     try:
         with made as file:
             yield file
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _opened(path: Path, named: Path) -> BinaryIO:
+    try:
+        return path.open("wb")
+    except OSError as error:
+        raise UsageError(f"{named} cannot be written: {error.strerror}; choose another file") from error

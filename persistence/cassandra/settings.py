@@ -9,9 +9,10 @@ from urllib.parse import unquote, urlsplit
 
 from persistence.credentials import Secret, referred
 from persistence.errors import InvalidUrl
-from persistence.urls import choice, options, redact, seconds
+from persistence.urls import UnfitValueError, choice, options, redact, seconds, whole
 
 DEFAULT_PORT: Final = 9042
+_COPIES: Final = whole(1, 100)
 
 CONDITIONAL: Final = "conditional"
 """Every write is a lightweight transaction: condition and effect are one step. The default."""
@@ -34,13 +35,13 @@ class Replication:
         """Read `3`, or `paris:3,oslo:2`.
 
         Raises:
-            ValueError: It is neither.
+            UnfitValueError: It is neither.
         """
         if ":" not in text:
-            return cls(everywhere=_between(1, 100)(text))
-        pairs = tuple((name.strip(), _between(1, 100)(count)) for name, _, count in map(_partition, text.split(",")))
+            return cls(everywhere=_COPIES(text))
+        pairs = tuple((name.strip(), _COPIES(count)) for name, _, count in map(_partition, text.split(",")))
         if not all(name for name, _ in pairs):
-            raise ValueError
+            raise UnfitValueError("Write the copies of each data centre, for example paris:3,oslo:2")
         return cls(datacentres=pairs)
 
     def cql(self) -> str:
@@ -171,16 +172,6 @@ def _tls(url: str, given: dict[str, Any]) -> Tls | None:
     return tls if wanted or tls != Tls() else None
 
 
-def _between(low: int, high: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        number = int(text)
-        if not low <= number <= high:
-            raise ValueError
-        return number
-
-    return read
-
-
 def _partition(text: str) -> tuple[str, str, str]:
     return text.partition(":")
 
@@ -190,10 +181,10 @@ _OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
     "consistency": choice("local_quorum", "quorum", "all"),
     "serial_consistency": choice("local_serial", "serial"),
     "mode": choice(CONDITIONAL, TIMESTAMP),
-    "buckets": _between(1, 65_536),
-    "batch_bytes": _between(1 << 10, 8 << 20),
-    "max_value_bytes": _between(1 << 10, 8 << 20),
-    "concurrency": _between(1, 256),
+    "buckets": whole(1, 65_536),
+    "batch_bytes": whole(1 << 10, 8 << 20),
+    "max_value_bytes": whole(1 << 10, 8 << 20),
+    "concurrency": whole(1, 256),
     "timeout": seconds,
     "connect_timeout": seconds,
     "retry_for": seconds,

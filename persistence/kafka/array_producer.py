@@ -166,7 +166,8 @@ class ArrayProducer:
             while address := library.rd_kafka_event_message_next(event):
                 message = librdkafka.Message.from_address(address)
                 if message.err:
-                    self._on_failure(message.error, Report(text_of(library.rd_kafka_topic_name(message.topic))))
+                    topic = text_of(library.rd_kafka_topic_name(message.topic))
+                    self._on_failure(KafkaError(message.err), Report(topic))
         elif kind == _ERRORS:
             code = library.rd_kafka_event_error(event)
             error = KafkaError(code, text_of(library.rd_kafka_event_error_string(event)))

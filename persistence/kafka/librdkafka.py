@@ -211,7 +211,10 @@ class Message(ctypes.Structure):
 
     @property
     def error(self) -> KafkaError:
-        """Its error, if `err` is not zero, with librdkafka's words for it."""
+        """The error of a consumed message whose `err` is not zero, with librdkafka's words for it.
+
+        For a message that was not delivered, librdkafka would give the bytes of the payload as these words.
+        """
         return KafkaError(self.err, text_of(functions().rd_kafka_message_errstr(ctypes.addressof(self))))
 
 

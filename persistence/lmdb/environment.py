@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import lmdb
 
-from persistence.errors import Terminal
+from persistence.errors import InvalidUrl, Terminal
 from persistence.lmdb.errors import RIGHTS, translate
 from persistence.lmdb.layout import OWNER, SCHEMA, SHARDS, Owner, encode, read_owner
 from persistence.lmdb.turns import turn
@@ -173,7 +173,7 @@ class Environment:
         shards = {*map(str, range(SHARDS))}
         for directory, ours in ((self.path.parent, shards), (self.path, {*_FILES})):
             if directory.exists() and not directory.is_dir():
-                raise Terminal(f"{directory} is not a directory", "Choose another directory")
+                raise InvalidUrl(f"{directory} is not a directory", "Choose another directory")
             with suppress(OSError):  # it does not exist yet
                 if others := sorted({file.name for file in directory.iterdir()} - ours):
                     raise Terminal(

@@ -49,6 +49,24 @@ _NO_DATABASE = Meaning(
     Terminal,
     again=False,
 )
+_FOREIGN = Meaning(
+    "what answers there does not speak Redis's protocol",
+    "Check host and port in the URL; a server with TLS needs rediss://",
+    Terminal,
+    again=False,
+)
+_NO_CLUSTER = Meaning(
+    "the server is not part of a cluster", "Write redis:// instead of redis+cluster://", Terminal, again=False
+)
+_NO_SENTINEL = Meaning(
+    "the server is not a sentinel", "Give the sentinels' addresses, or write redis://", Terminal, again=False
+)
+_TEXTS = {
+    "DB index is out of range": _NO_DATABASE,
+    "SELECT is not allowed": _NO_DATABASE,
+    "cluster support disabled": _NO_CLUSTER,
+    "unknown command 'SENTINEL'": _NO_SENTINEL,
+}
 _WAITS = "This is temporary; raise the option retry_for if it takes longer"
 
 _CODES = {
@@ -125,12 +143,14 @@ def meaning_of(error: Exception) -> Meaning:
         return _CODES[code]
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return _UNTRUSTED
+    if isinstance(error, redis.InvalidResponse):
+        return _FOREIGN
     if isinstance(error, (redis.ConnectionError, redis.TimeoutError, OSError)):
         return _LOST
-    if any(text in str(error) for text in ("DB index is out of range", "SELECT is not allowed")):
-        return _NO_DATABASE
-    if found := _CODE.search(str(error)):
-        return _CODES[found[1]]
+    if found := next((meaning for text, meaning in _TEXTS.items() if text in str(error)), None):
+        return found
+    if named := _CODE.search(str(error)):
+        return _CODES[named[1]]
     code = str(error).partition(" ")[0]
     return Meaning(
         f"the server refused a command ({code if code.isupper() else type(error).__name__})",

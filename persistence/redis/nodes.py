@@ -22,7 +22,7 @@ Command = Sequence[Any]
 Read = Callable[[Any], Any]
 _AHEAD: Final = 16
 """Commands sent before the answer to the first of them is read: the server executes while the client packs and reads."""
-LOST = (redis.ConnectionError, redis.TimeoutError, OSError)
+LOST = (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, OSError)
 """After one of these errors it is unknown whether a command took effect."""
 
 
@@ -44,6 +44,7 @@ class Server:
         Raises:
             redis.ConnectionError: The connection, or an answer, was lost.
             redis.TimeoutError: An answer took too long.
+            redis.InvalidResponse: What came is no answer of Redis.
             OSError: The connection was lost.
         """
         answers: list[Any] = []

@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 from persistence.credentials import Secret, referred
 from persistence.errors import InvalidUrl
-from persistence.urls import options, redact, seconds
+from persistence.urls import UnfitValueError, options, redact, seconds, whole
 
 _OPTIONS = ("timeout", "connect_timeout", "retry_for", "buckets", "prefix", "wait", "waitaof", "wait_timeout", "accept")
 RISKS = frozenset({"eviction", "no-aof", "replica", "fsync", "unwaited-replicas"})
@@ -64,7 +64,7 @@ def read_settings(url: str) -> RedisSettings:
         "timeout": seconds,
         "connect_timeout": seconds,
         "retry_for": seconds,
-        "buckets": _buckets,
+        "buckets": whole(1, 16_384),  # a cluster has as many slots
         "prefix": _prefix,
         "wait": _count,
         "waitaof": _pair,
@@ -163,34 +163,25 @@ def _host(text: str, default: int) -> tuple[str, int]:
     return parts.hostname or "localhost", parts.port or default
 
 
-def _count(text: str) -> int:
-    if (number := int(text)) < 0:
-        raise ValueError
-    return number
-
-
-def _buckets(text: str) -> int:
-    # A cluster has 16,384 slots.
-    if not 1 <= (number := int(text)) <= 16384:
-        raise ValueError
-    return number
+_count, _local = whole(0, 1_000), whole(0, 1)
 
 
 def _prefix(text: str) -> str:
     # A brace would change the cluster slot, the others are patterns or separators.
     if not text or set(text) & set("{}*?[]\\ \t\r\n"):
-        raise ValueError
+        raise UnfitValueError("Write a text without spaces and {}*?[]\\")
     return text
 
 
 def _pair(text: str) -> tuple[int, int]:
     local, _, replicas = text.partition(",")
-    if int(local) not in (0, 1):
-        raise ValueError
-    return int(local), _count(replicas or "0")
+    try:
+        return _local(local), _count(replicas or "0")
+    except UnfitValueError:
+        raise UnfitValueError("Write 0 or 1, or for example 1,2 with a number of replicas") from None
 
 
 def _risks(text: str) -> frozenset[str]:
     if not set(found := text.split(",")) <= RISKS:
-        raise ValueError
+        raise UnfitValueError(f"Write one or several of: {', '.join(sorted(RISKS))}")
     return frozenset(found)

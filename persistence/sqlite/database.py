@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from persistence.errors import Terminal
+from persistence.errors import InvalidUrl, Terminal
 from persistence.names import FlowRef, StageRef
 from persistence.sqlite.errors import translate
 
@@ -154,6 +154,8 @@ class Database:
         return stat.st_dev, stat.st_ino
 
     def _connect(self) -> sqlite3.Connection:
+        if self.path.is_dir():
+            raise InvalidUrl(f"{self.path} is a directory", "Name a file in it, for example sqlite:///PATH/states.db")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

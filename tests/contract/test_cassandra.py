@@ -12,8 +12,8 @@ def keyspace_url(cassandra_url, worker_id):
 
 
 class TestCassandra(StoreContract):
-    increments = 100
-    model_examples = 12
+    increments = 50
+    model_examples = 8
 
     @pytest.fixture
     def store_url(self, keyspace_url):
@@ -23,7 +23,7 @@ class TestCassandra(StoreContract):
 class TestCassandraWithTimestamps(StoreContract):
     """The mode without transactions. The suite skips the capabilities that it does not declare."""
 
-    model_examples = 10
+    model_examples = 6
 
     @pytest.fixture
     def store_url(self, keyspace_url):

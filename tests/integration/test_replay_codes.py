@@ -107,7 +107,7 @@ def test_what_a_flow_is_refused_that_has_run(site: Site) -> None:
             ("replay changed", refused, "--redefine"),
             (f"replay flow {APPLY} --accept everything", usage, "unknown risk everything"),
             (f"replay flow {APPLY} --snapshot nowhere", usage, "nowhere: No such file or directory"),
-            (f"replay flow {APPLY} --snapshot sqlite://copies.db#monday", usage, "no such snapshot of flow fleet"),
+            (f"replay flow {APPLY} --snapshot sqlite://copies.db#monday", refused, "no such snapshot of flow fleet"),
             (f"replay flow {SWAP}", refused, "no generation is being rebuilt"),
             ("replay flow --rollback --reason r", refused, "no earlier generation is left"),
             ("replay flow --abandon --reason r", refused, "no generation is being rebuilt"),

@@ -84,8 +84,8 @@ def test_malformed_coordinates_are_refused(record: str, trace: Callable[..., tup
 
 def test_a_record_that_does_not_exist_is_refused(chain: Chain, trace: Callable[..., tuple[int, str, str]]) -> None:
     for record, why in (
-        (f"{chain.legs}:0:4", "no record has this offset yet. Give a lower one"),
-        (f"{chain.legs}:1:0", "no record has this offset yet. Give a lower one"),
+        (f"{chain.legs}:0:4", "no record has this offset yet, or there is no such partition. Give a lower one"),
+        (f"{chain.legs}:1:0", "no record has this offset yet, or there is no such partition. Give a lower one"),
         ("no-such-topic:0:0", "there is no such topic. Correct its name"),
     ):
         code, out, err = trace(record)

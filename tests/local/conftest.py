@@ -9,6 +9,18 @@ import pytest
 from aggregations.local import executor, run_local
 from tests.support.world import World
 
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of tests of both paths of a flow, `make test` runs each path in one of the two ways, `make kills` in both."""
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if item.path.parent == HERE and {"world", "path"} <= params.keys():
+            compiled, columns = not params["world"], params["path"] != "messages"
+            if compiled != columns:
+                item.add_marker("kills")
+
 
 @pytest.fixture(params=[0, executor.FEW_RECORDS], ids=["compiled", "by message"])
 def world(

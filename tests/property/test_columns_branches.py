@@ -101,7 +101,7 @@ def _branch(when: Any, parts: list[Step]) -> Step:
     return add
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(
     lines(),
     lines(),

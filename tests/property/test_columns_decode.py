@@ -6,7 +6,7 @@ import struct
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregations.columns import schema
@@ -216,7 +216,6 @@ records_keys = st.sampled_from([None, b"k", b"k2"])
 
 @pytest.mark.parametrize("enveloped", [True, False])
 @pytest.mark.parametrize("kind", list(PAYLOADS))
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_both_readers_accept_the_same_records_and_read_the_same_from_them(
     kind: str, enveloped: bool, data: st.DataObject

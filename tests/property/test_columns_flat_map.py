@@ -148,7 +148,7 @@ def back(both: Both, dead: DeadLetter, offset: int, how: str) -> Record:
 BACK = st.sampled_from(["redriven", "redriven", "redriven", "of another flow", "copy"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(flow=flows(), found=BATCHES, mended=st.booleans(), ways=st.lists(st.lists(BACK, min_size=1), max_size=3))
 def test_both_paths_expand_lists_alike_and_take_back_what_they_rejected(
     flow: Flow[Any], found: list[list[Record]], mended: bool, ways: list[list[str]]

@@ -206,7 +206,7 @@ def added(flow: Flow[Any], step: str) -> Flow[Any]:
             return flow.publish("out", key=key_of if step == "again" else None, name=step.replace(" ", "-"))
 
 
-@settings(max_examples=100)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(batches(deeds))
 def test_a_fold_in_python_does_on_columns_what_it_does_message_by_message(given_batches: list[list[Record]]) -> None:
     both = Both(Flow("odd").source(wrapped(tombstones="dead_letter")).aggregate("a", "tail", Odd()))
@@ -214,7 +214,7 @@ def test_a_fold_in_python_does_on_columns_what_it_does_message_by_message(given_
         both.process(batch)
 
 
-@settings(max_examples=100)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(flows(), batches(payloads))
 def test_functions_do_on_columns_what_they_do_message_by_message(
     flow: Flow[Any], given_batches: list[list[Record]]
@@ -236,7 +236,7 @@ SEEN = Fields(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(
     batches(payloads),
     st.sampled_from(["tail", HOP.field("topic"), HEADER.field("value")]),

@@ -110,7 +110,7 @@ class Keys:
         }
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=5 * settings.default.max_examples)
 @given(courses(), st.booleans(), st.data())
 def test_every_verdict_and_every_history_is_that_of_the_pure_code(
     course: list[list[Message]], doubled: bool, data: st.DataObject

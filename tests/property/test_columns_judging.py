@@ -103,7 +103,7 @@ BATCHES = st.lists(st.lists(ROWS, max_size=12), min_size=1, max_size=4)
 
 
 @pytest.mark.parametrize("rule", BARE, ids=named)
-@settings(max_examples=40)
+@settings(max_examples=5 * settings.default.max_examples // 8)
 @given(batches=BATCHES)
 def test_both_paths_judge_records_alike(rule, batches):
     both, offsets = Both(flow_of(rule)), dict.fromkeys(range(3), 0)
@@ -127,7 +127,7 @@ APART = [
 
 
 @pytest.mark.parametrize("rule", APART, ids=named)
-@settings(max_examples=40)
+@settings(max_examples=5 * settings.default.max_examples // 8)
 @given(batches=st.lists(st.lists(st.tuples(st.booleans(), ROWS), max_size=12), min_size=1, max_size=4))
 def test_both_paths_leave_alone_the_topics_that_a_policy_excludes(rule, batches):
     topics = [Topic(name, payload=COLUMNS, envelope=False) for name in ("events", "plain")]
@@ -156,7 +156,7 @@ STAMPS = st.tuples(
 
 
 @pytest.mark.parametrize("rule", ENVELOPED, ids=named)
-@settings(max_examples=40)
+@settings(max_examples=5 * settings.default.max_examples // 8)
 @given(
     batches=st.lists(
         st.lists(st.tuples(KEYS, st.one_of(st.none(), STAMPS), st.integers(0, 8), st.integers(0, 40)), max_size=12),

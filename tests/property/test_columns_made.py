@@ -69,7 +69,7 @@ def values(draw: st.DrawFn) -> list[list[Any]]:
     return batches
 
 
-@settings(max_examples=100)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(values(), fields)
 def test_values_of_functions_are_folded_on_columns_as_message_by_message(found: list[list[Any]], fold: Fields) -> None:
     both = Both(Flow("f").source(bare()).map(make).aggregate("a", lambda element: "k", fold))

@@ -68,7 +68,7 @@ def written(record: Record, how: str) -> Record:
     return record
 
 
-@settings(max_examples=150)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(
     chained_batches("legs", payloads, KEYS),
     st.sampled_from(sorted(STEPS)),

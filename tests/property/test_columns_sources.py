@@ -115,7 +115,7 @@ entry = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(
     own=st.tuples(*(st.sampled_from(steps) for steps in OWN.values())),
     common=st.sampled_from(COMMON),

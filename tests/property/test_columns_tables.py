@@ -73,7 +73,7 @@ def flow_of(policy: Tombstones, columns: list[str], *, enveloped: bool) -> Flow[
     return first.lookup("shop", table, "shop", columns=columns).aggregate("all", pl.lit("all"), Fields(n=count()))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(data=st.data(), enveloped=st.booleans(), policy=st.sampled_from(Tombstones))
 def test_a_table_has_the_same_rows_in_columns_and_message_by_message(
     data: st.DataObject, policy: Tombstones, *, enveloped: bool
@@ -90,7 +90,7 @@ singular = st.dictionaries(st.sampled_from(sorted(VALUES)), st.just(None), max_s
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(
     found=st.lists(st.lists(st.tuples(st.booleans(), singular), min_size=1, max_size=6), min_size=1, max_size=3),
     columns=st.lists(st.sampled_from(sorted(VALUES)), min_size=1, unique=True),

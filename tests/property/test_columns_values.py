@@ -144,7 +144,7 @@ BATCHES = chained_batches(TOPIC, payloads, [b"N1", b"N1", b"N2", None], HEADERS)
 HOWS = st.lists(st.lists(st.sampled_from(["", "", "another"]), min_size=1), max_size=2)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(flow=flows(), found=BATCHES, mended=st.booleans(), ways=HOWS)
 def test_both_paths_do_the_same_with_values_that_functions_made(
     flow: Flow[Any], found: list[list[Record]], mended: bool, ways: list[list[str]]

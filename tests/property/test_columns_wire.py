@@ -76,7 +76,7 @@ def fields_of(message: type[Every], columns: frozenset[str] | None, value: bytes
 
 
 @pytest.mark.parametrize("columns", [None, SCALARS, frozenset({"at.x"}), frozenset()])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=5 * settings.default.max_examples)
 @given(found=st.lists(wires, min_size=1, max_size=5))
 @example(found=[b"\x08" + b"\xff" * 9 + b"\x01", b"\x0a", b"\xff" * 10])
 def test_a_payload_that_is_accepted_is_read_as_the_reference_parser_reads_it(
@@ -95,7 +95,7 @@ def test_a_payload_that_is_accepted_is_read_as_the_reference_parser_reads_it(
     assert frame.height in (0, int(good.sum()))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(data=st.data())
 def test_what_a_protobuf_library_writes_is_accepted(data: st.DataObject) -> None:
     message = Every()

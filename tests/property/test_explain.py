@@ -1,6 +1,6 @@
 """What `explain` says about a record is what the flow decided about it, or that nothing shows it."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.explaining.outcome import AtStage, Outcome
@@ -11,7 +11,6 @@ SENT = st.lists(st.tuples(st.integers(0, 50), st.sampled_from([0, 1, 1, 1, -1, 5
 """Roots, and the value that each has whenever it is sent: the first one that is drawn for it."""
 
 
-@settings(max_examples=40)
 @given(SENT, st.sampled_from([1, 7, 1000]), st.sampled_from([3, 10_000]))
 def test_a_folded_record_is_never_called_dropped_and_a_dropped_one_never_folded(
     sent: list[tuple[int, int]], size: int, search: int

@@ -26,7 +26,7 @@ def closing_flow(window: Window) -> Flow[Any]:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(window=WINDOWS, found=logs(), data=st.data())
 def test_each_window_is_published_once_when_all_partitions_have_closed_it(
     window: Window, found: list[list[Attempt]], data: st.DataObject
@@ -61,7 +61,7 @@ def passed_on(log: list[Attempt], window: Window, behind: Window) -> dict[bytes,
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(window=WINDOWS, lateness=st.sampled_from(["0s", "4m"]), found=logs(), data=st.data())
 def test_a_stage_behind_publishes_its_windows_too_of_what_the_first_one_passed_on(
     window: Window, lateness: str, found: list[list[Attempt]], data: st.DataObject

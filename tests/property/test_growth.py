@@ -18,7 +18,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.integers(1, 4), st.integers(1, 2), st.lists(steps, max_size=40))
 def test_every_event_is_folded_once_however_the_topic_grows_and_the_flow_lags(partitions, history, course) -> None:
     legs, of = Legs.of(partitions), flow(history)

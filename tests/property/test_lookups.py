@@ -179,7 +179,7 @@ def check(missing: str, drawn: Logs, data: st.DataObject, *, apart: bool) -> Non
 MISSING = st.sampled_from(["null", "drop", "dead_letter"])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(missing=MISSING, drawn=logs(), data=st.data(), apart=st.booleans())
 def test_an_element_is_folded_once_with_the_row_that_it_found_first(
     missing: str, drawn: Logs, data: st.DataObject, *, apart: bool
@@ -218,7 +218,7 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
         few(planted)()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(missing=MISSING, drawn=logs(), data=st.data())
 def test_columns_find_the_rows_that_messages_find(missing: str, drawn: Logs, data: st.DataObject) -> None:
     both = Both(flow_of(missing))
@@ -288,7 +288,7 @@ def check_redriven(missing: str, drawn: Logs, data: st.DataObject, *, crashes: b
         assert wanted - folded.keys() <= (still if crashes else set())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(missing=MISSING, drawn=logs(), data=st.data(), crashes=st.booleans())
 def test_a_redriven_record_is_folded_once_whatever_its_row_is_by_then(
     missing: str, drawn: Logs, data: st.DataObject, *, crashes: bool

@@ -88,7 +88,7 @@ def check(found: list[list[Event]], data: st.DataObject) -> None:
         assert compared(goes_on, never).differences == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(found=logs(), data=st.data())
 def test_spoiled_states_that_are_mended_go_on_like_those_of_a_run_without_an_error(
     found: list[list[Event]], data: st.DataObject

@@ -136,7 +136,7 @@ def compared(old: MemoryRunner, new: MemoryRunner, *, removals: bool = True) -> 
     return compare(*sides, stages=[stage.name for stage in new.flow.stages])
 
 
-@settings(max_examples=80)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(found=logs(), data=st.data())
 def test_a_second_fold_of_the_same_history_has_no_differences(found: list[list[Event]], data: st.DataObject) -> None:
     with closing(folded(flow(), found, data)) as live, closing(folded(flow(), found, data)) as again:
@@ -156,7 +156,7 @@ def test_without_the_times_of_removal_a_session_that_left_one_store_would_be_a_d
         assert compared(one_batch, one_by_one, removals=False).stages["visit"].only_old == 1
 
 
-@settings(max_examples=60)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(found=logs(), data=st.data())
 def test_another_definition_changes_exactly_the_keys_that_it_folds_otherwise(
     found: list[list[Event]], data: st.DataObject
@@ -173,7 +173,7 @@ def test_another_definition_changes_exactly_the_keys_that_it_folds_otherwise(
             assert [name for name, one in fields.items() if one.changed] == ["m"]
 
 
-@settings(max_examples=60)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(found=logs(), data=st.data())
 def test_an_event_that_the_live_states_lack_is_drift(found: list[list[Event]], data: st.DataObject) -> None:
     events = sorted(

@@ -117,7 +117,7 @@ def finish(land: Land) -> None:
     assert {*land.published} >= {*range(1, land.length)}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(steps=STEPS, apart=st.booleans(), holds=st.booleans())
 def test_whatever_happens_the_live_generation_has_every_event_once(steps: list[Step], apart: bool, holds: bool) -> None:
     land = Land.on(apart=apart, length=6)

@@ -64,7 +64,7 @@ def held_after(
     return held, manifest.closing_us if manifest else None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(window=WINDOWS, found=logs(), data=st.data())
 def test_both_paths_remove_the_windows_that_all_partitions_have_passed(
     window: Window, found: list[list[Attempt]], data: st.DataObject
@@ -136,7 +136,6 @@ def expired(log: list[Attempt], seconds: int) -> tuple[dict[bytes, tuple[set[Att
     return held, verdicts
 
 
-@settings(max_examples=40, deadline=None)
 @given(minutes=st.sampled_from([1, 3, 8, 20]), found=logs(), data=st.data())
 def test_states_expire_by_the_logs_alone_on_both_paths(
     minutes: int, found: list[list[Attempt]], data: st.DataObject

@@ -97,7 +97,7 @@ def check(window: SessionWindow, found: list[list[Attempt]], data: st.DataObject
     assert runner.results("all") == ({b"all": {"n": folded}} if folded else {})
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(window=WINDOWS, found=logs(), data=st.data())
 def test_each_session_is_published_once_and_does_not_change_afterwards(
     window: SessionWindow, found: list[list[Attempt]], data: st.DataObject
@@ -105,7 +105,7 @@ def test_each_session_is_published_once_and_does_not_change_afterwards(
     check(window, found, data)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(window=WINDOWS, found=logs(), data=st.data())
 def test_both_paths_publish_the_same_sessions(
     window: SessionWindow, found: list[list[Attempt]], data: st.DataObject

@@ -107,7 +107,7 @@ def check(window: SessionWindow, found: list[list[Attempt]], data: st.DataObject
     assert runner.results("all") == ({b"all": {"n": folded}} if folded else {})
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(window=WINDOWS, found=logs(), data=st.data())
 def test_batches_read_orders_and_crashes_do_not_change_which_sessions_are_left(
     window: SessionWindow, found: list[list[Attempt]], data: st.DataObject
@@ -115,7 +115,6 @@ def test_batches_read_orders_and_crashes_do_not_change_which_sessions_are_left(
     check(window, found, data)
 
 
-@settings(max_examples=40, deadline=None)
 @given(window=WINDOWS, found=logs(), data=st.data())
 def test_both_paths_let_the_same_sessions_leave(
     window: SessionWindow, found: list[list[Attempt]], data: st.DataObject

@@ -175,7 +175,7 @@ def check(window: SessionWindow, found: list[list[Attempt]], data: st.DataObject
         assert verdicts == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(window=WINDOWS, found=logs(), data=st.data())
 def test_batches_read_orders_copies_and_crashes_do_not_change_what_sessions_hold(
     window: SessionWindow, found: list[list[Attempt]], data: st.DataObject
@@ -248,7 +248,7 @@ def _flows(draw: st.DrawFn) -> Flow[Any]:
     return flow.publish_states("states").aggregate("two", pl.lit("all"), Fields(n=count()), window=draw(GAPS))
 
 
-@settings(max_examples=2 * settings.default.max_examples, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(_flows(), every.batches(), MINUTES)
 def test_columns_put_rows_into_the_sessions_of_the_definition(
     flow: Flow[Any], found: list[list[tuple[int, bytes]]], minutes: list[int]

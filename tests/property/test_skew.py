@@ -25,7 +25,7 @@ def backlogs(draw: st.DrawFn) -> list[Range]:
 REACHED = st.dictionaries(st.sampled_from(PLACES), st.integers(-1_000, 1_000).map(lambda seconds: seconds * SECOND))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(backlog=backlogs(), most=st.integers(0, 100), reached=REACHED, skews=SKEWS)
 def test_a_partition_is_read_only_if_those_that_are_too_far_behind_it_are_read_to_their_ends(
     backlog: list[Range], most: int, reached: Mapping[TopicPartition, int], skews: Mapping[str, int]
@@ -50,7 +50,7 @@ def test_a_partition_is_read_only_if_those_that_are_too_far_behind_it_are_read_t
             assert all(found.get(other) == whole[other] for other in behind)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(backlog=backlogs(), most=st.integers(0, 100), reached=REACHED, skews=SKEWS)
 def test_a_partition_waits_only_for_one_that_is_too_far_behind_it_or_for_room(
     backlog: list[Range], most: int, reached: Mapping[TopicPartition, int], skews: Mapping[str, int]

@@ -187,7 +187,7 @@ def check(window: Window, found: list[list[Attempt]], data: st.DataObject) -> No
     }
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(window=WINDOWS, found=logs(), data=st.data())
 def test_batches_read_orders_and_crashes_do_not_change_what_windows_hold(
     window: Window, found: list[list[Attempt]], data: st.DataObject
@@ -386,7 +386,7 @@ def back(both: Both, dead: DeadLetter, offset: int, how: str) -> Record:
 WAYS = st.lists(st.lists(st.sampled_from(["redriven", "redriven", "of another flow", "copy"]), min_size=1), max_size=3)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples // 2)
 @given(flow=flows(), data=st.data(), mended=st.booleans(), ways=WAYS)
 def test_both_paths_put_elements_into_the_same_windows(
     flow: Flow[Any], data: st.DataObject, mended: bool, ways: list[list[str]]

@@ -74,13 +74,16 @@ class Recorder(NoFaults):
 
 
 @pytest.mark.parametrize(
-    "spec",
+    ("path", "spec"),
     [
-        "load:aircraft.error,persist:carrier.error,persist:aircraft.unanswered",
-        "fold.error,publish.unanswered,dead_letter.error,persist:carrier.unanswered",
+        pytest.param(path, spec, marks=[] if path == here else pytest.mark.kills)
+        for here, spec in (
+            ("messages", "load:aircraft.error,persist:carrier.error,persist:aircraft.unanswered"),
+            ("columns", "fold.error,publish.unanswered,dead_letter.error,persist:carrier.unanswered"),
+        )
+        for path in PATHS
     ],
 )
-@pytest.mark.parametrize("path", PATHS)
 def test_a_store_or_broker_that_fails_for_a_moment_is_asked_again_within_the_run(
     world: World, path: Path, spec: str, spark: SparkContext, caplog: pytest.LogCaptureFixture
 ) -> None:

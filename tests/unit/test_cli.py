@@ -295,6 +295,7 @@ def test_an_empty_text_is_refused_and_does_not_count_as_a_missing_option(
         ("republish x:y --from a --to b --via v --store memory://s".split(), "in the memory of one process"),
         (["inspect", "jobs.demo.flow:flow", "--limit", "9" * 30], "Invalid value for '--limit'"),
         (["inspect", "jobs.demo.flow:flow", "--generation", "9" * 30], "Invalid value for '--generation'"),
+        (["schema", "print", "states"], "the URL of a store has no scheme"),
         (["schema", "print", "cassandra://host"], "names no keyspace"),
         (["schema", "apply", "cassandra://host/fleet?copies=3"], "has no option 'copies'"),
         (["schema", "apply", "mongodb://host/fleet"], "no store has the scheme 'mongodb'"),

@@ -110,7 +110,12 @@ def test_an_option_reaches_what_it_is_for_and_changes_nothing_else(
         *(
             (f"headwater copy ({form})", option, "topics")
             for form in ("lines", "rows")
-            for option in ("--from-cluster west=w:1", "--tombstones dead_letter", "--accept compacted-source")
+            for option in (
+                "--from-cluster west=w:1",
+                "--tombstones dead_letter",
+                "--accept compacted-source",
+                "--dead-letters d",
+            )
         ),
         ("headwater copy (rows)", "--input json", "topics and lines"),
         ("headwater copy", "--key till", "lines and rows"),

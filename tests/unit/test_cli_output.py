@@ -1,5 +1,6 @@
 """Where output goes when it cannot be written, and what is refused before anything is done."""
 
+import json
 import os
 import subprocess
 import sys
@@ -61,6 +62,22 @@ def test_a_reader_that_has_enough_ends_the_command_quietly_as_sigpipe_would() ->
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_what_the_encoding_of_standard_output_lacks_is_escaped() -> None:
+    done = shell("PYTHONIOENCODING=ascii headwater")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\n-----" in done.stdout
+    line = "from jobs.screen import emit, keep_encodable, write; keep_encodable(); emit({'key': 'Łódź'}); write('Łódź')"
+    done = subprocess.run(
+        [sys.executable, "-c", line],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout.splitlines()[0]) == {"key": "Łódź"}
+    assert done.stdout.splitlines()[1] == "\\u0141\\xf3d\\u017a"
 
 
 @pytest.mark.parametrize(
@@ -131,6 +148,19 @@ def test_what_exactness_rests_on_cannot_be_set_and_dead_letters_have_a_topic_of_
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("step", ["publish", "publish_states"])
+@pytest.mark.parametrize("runner", ["spark", "local"])
+def test_a_flow_that_publishes_to_its_own_source_is_refused(
+    step: str, runner: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    module = f"with_a_loop_{step}"
+    Path(f"{module}.py").write_text(f"from jobs.demo.flow import flow as demo\nflow = demo.{step}('flights.legs')\n")
+    assert run(monkeypatch, "run", f"{module}:flow", "--bootstrap", "127.0.0.1:1", "--runner", runner) == Exit.USAGE
+    assert "it publishes to flights.legs, which it reads" in capsys.readouterr().err
+
+
 def test_java_options_with_an_open_quote_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +175,18 @@ def test_a_java_home_without_a_java_is_named(monkeypatch: pytest.MonkeyPatch, tm
     with pytest.raises(
         JavaUnavailable, match=rf"JAVA_HOME={tmp_path}: no Java at {tmp_path}/bin/java; install Java 17"
     ):
+        java()
+    java.cache_clear()
+
+
+def test_a_java_that_is_too_old_is_named_by_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    old = tmp_path / "bin" / "java"
+    old.parent.mkdir()
+    old.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_392\"' >&2\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    java.cache_clear()
+    with pytest.raises(JavaUnavailable, match=rf"{old} is Java 8: install Java 17"):
         java()
     java.cache_clear()
 

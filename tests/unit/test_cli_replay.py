@@ -10,6 +10,7 @@ import pytest
 from aggregations.local import run_local
 from aggregations.spark import run_flow
 from jobs.cli.errors import Exit
+from persistence.pointer import Change
 from tests.support.cli import run
 from tests.support.command_table_replay import POINTER
 from tests.support.commands import COMMANDS, Calls, plant, recorded_in
@@ -70,12 +71,12 @@ def test_a_generation_that_cannot_exist_is_not_dropped(
     ("form", "option", "said"),
     [
         ("apply", "--swap", "--apply and --swap: give one of them"),
-        ("", "--reason fold", "--reason is for --apply and --swap and --rollback and --abandon"),
+        ("", "--reason fold", "--reason is for --apply, --swap, --rollback, --abandon, --drop and --key; remove it"),
         ("apply", "--letters drop", "--letters is for --swap"),
         ("swap", "--letters maybe", "--letters maybe: give send or drop"),
         ("swap", "--redefine", "--redefine is for a plan and --apply"),
         ("apply", "--against jobs.demo.flow:flow", "--against is for a plan and --swap"),
-        ("apply", "--sample 3", "--sample is for a plan and --swap"),
+        ("apply", "--sample 3", "--sample is for a plan, --swap and --key"),
         ("", "--take-over", "--take-over is for"),
         ("rollback", "--dead-letters dead", "--dead-letters is for"),
         ("abandon", "--max-records 7", "--max-records is for"),
@@ -117,6 +118,8 @@ def test_what_was_changed_is_shown_with_who_and_why(
     assert run(monkeypatch, *words("rollback")) == Exit.DONE
     said = capsys.readouterr().err
     assert "1970-01-01T00:00:00Z swap of generation 2 by ann@host: a corrected fold\ngeneration 2 is live" in said
+    back = str(Change(0, "ann@host", "rollback", 1, "wrong"))
+    assert back == "1970-01-01T00:00:00Z rollback to generation 1 by ann@host: wrong"
     assert run(monkeypatch, *words("rollback"), "--json") == Exit.DONE
     told = json.loads(capsys.readouterr().out)
     assert (told["live"], told["previous"], told["changes"][0]["by"]) == (2, 1, POINTER.changes[0].by)

@@ -6,16 +6,18 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from aggregations.errors import RunRefusedError
 from aggregations.report import Report
+from envelope import Hop, Reason
+from envelope.deadletter import DeadLetterHeaders
 from jobs.cli.errors import Exit
 from jobs.dead_letters.discard import Discarded
-from jobs.dead_letters.letters import Handled
-from jobs.environment import DEBUG
+from jobs.dead_letters.letters import Handled, Selection, StoredDeadLetter
+from jobs.environment import DEBUG, NotThereError
 from jobs.republish.counts import Statistics
 from persistence.kafka import BrokerUnavailable
 from tests.support.cli import run
@@ -97,6 +99,16 @@ def test_a_selection_that_no_dead_letter_matches_is_said(
     assert "matches the options: 3 dead letters read" in capsys.readouterr().err
 
 
+def test_a_stage_of_which_no_dead_letter_is_is_refused_also_if_none_has_a_stage() -> None:
+    facts = DeadLetterHeaders("orders", 0, 7, Reason.BAD_PAYLOAD, application="split")
+    letters: Any = [StoredDeadLetter(Hop("dead", 0, 0), None, b"", [], facts)]
+    with pytest.raises(NotThereError, match="--stage pilot: no dead letter is of it; remove the option"):
+        Selection(stages=frozenset({"pilot"})).check(letters)
+    with pytest.raises(NotThereError, match="--topic pilot: no dead letter is of it; choose from orders"):
+        Selection(topics=frozenset({"pilot"})).check(letters)
+    Selection(stages=frozenset({"pilot"})).check(cast("Any", []))
+
+
 @pytest.mark.parametrize(
     ("error", "code"), [(RunRefusedError("no"), Exit.REFUSED), (BrokerUnavailable("no", "Try"), Exit.FAILED)]
 )
@@ -131,3 +143,13 @@ def test_debug_is_for_the_whole_process(calls: Calls, monkeypatch: pytest.Monkey
     assert run(monkeypatch, "--debug", "faults") == Exit.DONE
     assert levels == [logging.WARNING, logging.INFO]
     assert os.environ[DEBUG] == "1"
+
+
+def test_a_mend_that_is_no_function_is_refused_before_anything_is_read(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = COMMANDS["headwater redrive"]
+    plant(calls, command, monkeypatch, Handled())
+    assert run(monkeypatch, *command.words.split(), "--mend", "jobs.demo.flow:flow") == Exit.USAGE
+    assert "jobs.demo.flow:flow is not a function but a Flow" in capsys.readouterr().err
+    assert calls.given == []

@@ -75,6 +75,12 @@ def test_a_table_has_no_trailing_spaces_and_is_not_cut_without_a_terminal(
     assert not any(line.endswith(" ") for line in lines)
 
 
+def test_a_row_of_a_table_stays_one_line_whatever_its_texts_are(capsys: pytest.CaptureFixture[str]) -> None:
+    screen.table([("a\tb\nc\x1b[2J", "Łódź 🎉")], ["key", "text"], left=["key", "text"])
+    [row] = capsys.readouterr().out.splitlines()[2:]
+    assert row.split() == ["a\\tb\\nc\\x1b[2J", "Łódź", "🎉"]
+
+
 def test_errors_of_a_client_library_are_shown_when_they_last_and_then_once_a_minute() -> None:
     def record(second: float, level: int = logging.ERROR, name: str = "client") -> logging.LogRecord:
         made = logging.LogRecord(name, level, "", 0, "FAIL", None, None)

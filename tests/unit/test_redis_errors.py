@@ -40,6 +40,8 @@ SCRIPT = "script: 5f2b, on @user_script:12."
         ("NOPERM this user has no permissions to run the 'evalsha' command", Terminal, False, "Grant"),
         ("CROSSSLOT Keys in request don't hash to the same slot", Terminal, False, "redis+cluster://"),
         (f"WRONGTYPE Operation against a key holding the wrong kind of value {SCRIPT}", Corrupt, False, "another type"),
+        ("ERR This instance has cluster support disabled", Terminal, False, "redis:// instead of redis+cluster://"),
+        ("ERR unknown command 'SENTINEL', with args beginning with: 'x'", Terminal, False, "not a sentinel"),
         ("ERR unknown command 'EVALSHA', with args beginning with: 'payload'", Terminal, False, "Lua"),
     ],
 )
@@ -90,6 +92,7 @@ def answering(answer: bytes) -> Iterator[int]:
     ("answer", "says"),
     [
         (SILENCE, "did not answer in time"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak Redis's protocol"),
         (b"-READONLY You can't write against a read only replica.\r\n", "replica"),
         (b"-OOM command not allowed when used memory > 'maxmemory'.\r\n", "memory"),
         (b"-WRONGPASS invalid username-password pair\r\n", "password is wrong"),

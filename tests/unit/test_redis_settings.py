@@ -142,8 +142,8 @@ def test_replicas_cannot_be_waited_for_longer_than_for_an_answer(options):
         "ssl_ca_certs=/ca",  # of a connection without encryption
     ],
 )
-def test_an_impossible_option_is_refused(option):
-    with pytest.raises(Terminal):
+def test_an_impossible_option_is_refused_with_the_remedy(option):
+    with pytest.raises(Terminal, match=r"\. (Write|Known options|Raise timeout)"):
         read_settings(f"redis://h?{option}")
 
 

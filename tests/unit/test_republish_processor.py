@@ -1,6 +1,7 @@
 """One record on its way through a republisher, without Kafka."""
 
 import pickle
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -176,7 +177,12 @@ def test_a_transform_may_refuse_with_a_reason_of_its_own() -> None:
 
 @pytest.mark.parametrize("wrong", [b"bytes", [b"bytes"], 1, "text"])
 def test_a_transform_that_returns_something_else_has_failed(wrong: Any) -> None:
-    assert refused(processor(lambda r: wrong), record()).reason is Reason.TRANSFORM_FAILED
+    error = refused(processor(lambda r: wrong), record())
+    assert error.reason is Reason.TRANSFORM_FAILED
+    assert re.match(
+        r"the transform returned (bytes|int|str); it returns None, an OutputRecord, or several$", error.detail
+    )
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def test_ten_million_outputs_are_refused_before_they_exist() -> None:

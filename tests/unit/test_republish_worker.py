@@ -1,12 +1,14 @@
 """Which slices a republisher forwards at once: only those that continue where every partition of them is read."""
 
+import re
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from envelope import Envelope, Hop, encode
-from jobs.republish import InputRecord, InputTopics, Processor, identity
+from jobs.republish import InputRecord, InputTopics, OutputRecord, Processor, Transform, identity
 from jobs.republish.input import Input
 from jobs.republish.partition import InputPartition
 from jobs.republish.retry import RetryTopics
@@ -32,20 +34,20 @@ class Gaps:
         self.noticed.append((part.partition, offset))
 
 
-def worker_of(source: Gaps) -> tuple[Worker, list[tuple[str, bytes]]]:
+def worker_of(source: Gaps, transform: Transform = identity) -> tuple[Worker, list[tuple[str, bytes]]]:
     sent: list[tuple[str, bytes]] = []
     producer = SimpleNamespace(
         send_many=lambda topic, many: sent.extend((topic, one["value"]) for one in many),
         send_arrays=lambda topic, values, keys: sent.extend((topic, value) for value in texts_of(values)),
     )
-    processor = Processor(identity, via="r", source=InputTopics(("legs",)), targets={"out": 1000})
+    processor = Processor(transform, via="r", source=InputTopics(("legs",)), targets={"out": 1000})
     worker = Worker(
         name="r",
         processor=processor,
         source=cast(Input, source),
         producer=cast(AcknowledgedProducer, producer),
         retry=RetryTopics({}),
-        dead_letter=None,
+        dead_letter=("dead", 1000),
         cluster="",
     )
     return worker, sent
@@ -99,3 +101,28 @@ def test_records_of_a_partition_that_waits_or_was_revoked_are_left(second: Input
     assert source.partitions["legs", 0].next == 7
     assert second is None or second.next == 7
     assert worker.take_counts().produced == 4
+
+
+def test_how_the_transform_fails_is_said_once_a_minute(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def transform(record: InputRecord) -> OutputRecord:
+        raise LookupError(f"no tariff for {record.offset}")
+
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    worker, _ = worker_of(Gaps(part(0, 3)), transform)
+    worker.handle(delivered(0, 3, 4))
+    now[0] += 59
+    worker.handle(delivered(0, 5))
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("dead letter: legs:0:3: transform_failed: the transform raised LookupError, ")
+    assert re.search(r"LookupError at test_republish_worker\.py:\d+ in transform$", caplog.messages[0])
+    now[0] += 1
+    worker.handle(delivered(0, 6))
+    assert len(caplog.messages) == 2
+    assert worker.take_counts().dead_lettered == {"transform_failed": 4}
+    worker, _ = worker_of(Gaps(part(0, 3)), cast(Any, lambda _: 5))
+    worker.handle(delivered(0, 3, 4))
+    [said] = caplog.messages[2:]
+    assert said.endswith("transform_failed: the transform returned int; it returns None, an OutputRecord, or several")

@@ -339,9 +339,9 @@ def test_the_commands_save_in_a_store_restore_and_remove(
             assert "x: File name too long" in capsys.readouterr().err.splitlines()[-1]
     back = ("restore", flow, "--store", f"lmdb://{tmp_path}/b", "--from")
     assert headwater(monkeypatch, *back, place) == Exit.DONE
-    assert headwater(monkeypatch, *back, place.replace("monday", "friday")) == Exit.USAGE
+    assert headwater(monkeypatch, *back, place.replace("monday", "friday")) == Exit.REFUSED
     assert "no such snapshot" in capsys.readouterr().err
     assert headwater(monkeypatch, "snapshot", flow, "--remove", place) == Exit.DONE
-    assert headwater(monkeypatch, "snapshot", flow, "--remove", place) == Exit.USAGE
+    assert headwater(monkeypatch, "snapshot", flow, "--remove", place) == Exit.REFUSED
     assert headwater(monkeypatch, "snapshot", flow) == Exit.USAGE
     assert "give --to FILE" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from envelope import Envelope, Hop, encode
 from envelope.redrive import HEALED, Redrive, redrive_hops
 from jobs.environment import UsageError
 from jobs.tracing import Fetched, Found, Place, traced
+from tests.support.cli import run as headwater
 
 RAW = Hop("raw", 0, 7, via="wrap", index=0, count=2, timestamp_ms=100, topic_id="R1")
 LEGS = Hop("legs", 1, 4, via="rekey", index=0, count=1, rekeyed=True, timestamp_ms=200)
@@ -53,6 +54,15 @@ def test_a_true_chain_is_read_from_the_root_to_the_record() -> None:
     assert [step.key for step in steps] == [b"N1", b"N1", b"UA"]
     assert [step.event_id for step in steps] == ["", "e1", "e1"]
     assert [step.hop and step.hop.via for step in steps] == ["wrap", "rekey", None]
+
+
+def test_a_hop_that_does_not_say_how_many_outputs_there_are_shows_the_number_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    legs = record(message(RAW, replace(LEGS, count=None)), b"UA")
+    monkeypatch.setattr("jobs.tracing.trace", lambda _, place: traced(place, read(topics(carriers_0_9=legs))))
+    assert headwater(monkeypatch, "trace", "--bootstrap", "127.0.0.1:1", "carriers:0:9") == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[2:]] == ["2", "0", "e1"]
 
 
 def test_a_record_without_an_envelope_is_its_own_root() -> None:
