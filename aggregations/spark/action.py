@@ -163,7 +163,9 @@ def lost(text: str) -> Exception:
             f"a worker cannot load the flow: {reason}. Workers run the Python that PYSPARK_PYTHON names, and need "
             "headwater, and the flow's modules (--py-files)"
         )
-    return TasksLostError(f"{reason}. Check the workers' memory (a smaller --max-records needs less), then the broker")
+    return TasksLostError(
+        f"{reason.rstrip('.')}. Check the workers' memory (a smaller --max-records needs less), then the broker"
+    )
 
 
 def reason_of(text: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import polars as pl
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -120,3 +121,16 @@ def test_columns_keep_what_the_definition_keeps(flow: Flow[Any], found: list[lis
     both = Both(flow)
     for batch in found:
         both.process([record(TOPIC.name, offset, b"k", value) for offset, value in batch])
+
+
+@pytest.mark.parametrize("values", [[2**63 - 1, 1, 5], [-(2**63), -1, -5], [2**62, 2**62, 2**62, -1]])
+@pytest.mark.parametrize("at_once", [1, 2, 9])
+def test_a_total_that_would_leave_64_bits_does_not_wrap(values: list[int], at_once: int) -> None:
+    """The property above draws two such values of one key too seldom."""
+    both = Both(Flow("f").source(TOPIC).aggregate("one", "int32", Fields(sum=total("opt_int64"))))
+    records = [
+        record(TOPIC.name, offset, b"k", Every(opt_int64=value).SerializeToString())
+        for offset, value in enumerate(values)
+    ]
+    for begin in range(0, len(records), at_once):
+        both.process(records[begin : begin + at_once])

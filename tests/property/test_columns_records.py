@@ -12,6 +12,7 @@ from aggregations.columns.lane_names import LaneNames
 from aggregations.columns.record_text import TEXT, WHOLE
 from aggregations.columns.records import StoredStates, encoded, form_of
 from envelope import Histories, History
+from envelope.dedup.lanes import healed_lane
 from persistence.names import FlowRef
 from persistence.record import StateRecord, decode_record, encode_record
 from persistence.seal import seal
@@ -60,6 +61,13 @@ def test_a_usual_record_is_read_and_written_as_the_same_bytes(
     keys = np.flatnonzero(stored.exists)
     again = encoded(FORM, names, stored.lanes, keys, stored.values, stored.data)
     assert again == [value for value in values if value is not None]
+
+
+def test_a_record_with_positions_that_were_folded_late_is_left_to_the_pure_code() -> None:
+    state = {"n": 1, 'a "field"': None, "é": 2}
+    for name, is_other in (("a:0#Qx1", False), (healed_lane("a:0#Qx1"), True)):
+        record = encode_record(StateRecord("d", state, Histories({name: History(((1,),), used=1)})))
+        assert StoredStates([record], FORM, LaneNames()).other.tolist() == [is_other]
 
 
 times = st.none() | st.integers(-(2**62), 2**62) | st.sampled_from([0, -1, 10**15])

@@ -97,8 +97,8 @@ class Driver:
         left = list(outcomes)
 
         def execute(job: Job) -> Outcome:
-            # The driver continues with the same mapping.
-            self.jobs.append(replace(job, excluded=dict(job.excluded)))
+            # The driver continues with the same mappings.
+            self.jobs.append(replace(job, excluded=dict(job.excluded), doubt=dict(job.doubt)))
             return left.pop(0)
 
         monkeypatch.setattr(batches, "pause_seconds", lambda _: 0.0)
@@ -193,6 +193,8 @@ def test_what_may_pass_is_tried_again_up_to_a_limit_and_then_raised(
     driver = Driver(monkeypatch, flow(), *failed * (ATTEMPTS - 1), (report(1), []))
     assert driver.attempt().counts.records == 1
     assert [job.attempt for job in driver.jobs] == list(range(1, ATTEMPTS + 1))
+    # The attempt that failed may have persisted some of it.
+    assert [job.doubt for job in driver.jobs] == [{}, *[ENDS] * (ATTEMPTS - 1)]
     driver = Driver(monkeypatch, flow(), *failed * ATTEMPTS)
     with pytest.raises(type(failure)):
         driver.attempt()

@@ -96,6 +96,17 @@ def test_states_that_wait_in_a_resident_and_as_blocks_are_an_error_and_none_is_l
     assert waiting.take("both", 0).writes == WRITES[1:], "nothing was persisted"
 
 
+@pytest.mark.parametrize("wait", [tasks._kept, lambda job, _, writes: tasks._waiting(job, FLOW.stages[0], writes)])
+def test_states_that_wait_are_not_persisted_once_any_task_failed(wait: Callable[..., list[Block]]) -> None:
+    """A stage downstream may have failed: what is persisted here would be dropped there when the batch is repeated."""
+    job = replace(JOB, run="failed", tasks=(Slot(0, ()),))
+    blocks = [*wait(job, 0, WRITES), *tasks._failed(job.routes, Transient("downstream", "Try again"))]
+    for route in range(job.routes):
+        mine = pack(one for one in blocks if one.route == route)
+        _, failures = tasks.outcome_of(unpack(tasks.persisting(job, FLOW.stages[0])(mine)))
+        assert [str(one) for one in failures] == ["downstream. Try again"]
+
+
 def failure(error: BaseException) -> Exception:
     def the_place_where_it_happened(_work: Work) -> list[Block]:
         raise error
@@ -151,6 +162,10 @@ def test_a_worker_that_lacks_a_module_ends_the_run_and_other_losses_are_tried_ag
     for text, said in (
         (WORKER.replace("ModuleNotFoundError: No module named 'shop'", "MemoryError"), "MemoryError. Check"),
         ("Job aborted: executor lost\n\nDriver stacktrace:", "Job aborted: executor lost. Check"),
+        (
+            "EOFException occurred while reading the port number.",
+            "EOFException occurred while reading the port number. C",
+        ),
         ("", "no reason given. Check"),
     ):
         assert str(lost(text)).startswith(said)
