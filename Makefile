@@ -47,7 +47,7 @@ tests-fast: $(READY)
 tests-slow: $(READY) java
 	$(PYTEST) -q -n 5 --dist loadfile --no-loadscope-reorder --durations=15 -m 'not kills' $(SLOW)
 
-explore: $(READY)  ## property tests with fifty times as many examples, new ones in each run; ARGS='-k windows'
+explore: $(READY)  ## property tests with sixty times as many examples, new ones in each run; ARGS='-k windows'
 	$(PYTEST) -q -n 2 --hypothesis-profile=explore tests/property $(ARGS)
 
 docs: $(READY)  ## the documentation as a site, in build/docs/index.html; a warning is an error

@@ -21,7 +21,7 @@ _ROOT = "HEADWATER_TEST_STACK"
 _WORLDS = "tests/simulation/"
 
 # The same examples in every run; `make explore` tries new ones. A busy machine is not a failure.
-settings.register_profile("pinned", derandomize=True, deadline=None, print_blob=True, max_examples=40)
+settings.register_profile("pinned", derandomize=True, deadline=None, print_blob=True, max_examples=32)
 settings.register_profile("explore", derandomize=False, deadline=None, print_blob=True, max_examples=2_000)
 # For `make mutants`: any failure is enough; examples are not shrunk.
 settings.register_profile(

@@ -358,7 +358,8 @@ class ColumnarFold:
         """Rows that the stage passes on."""
         frame = self.frame
         if self.late:
-            routes = [self.late.get(row) for row in range(frame.height)]
+            before = frame.get_column(schema.LATE).to_list() if schema.LATE in frame.columns else [None] * frame.height
+            routes = [self.late.get(row, route) for row, route in enumerate(before)]
             frame = frame.with_columns(pl.Series(schema.LATE, routes, dtype=pl.String))
         if self.aggregate.emit is None:
             return Rows(frame.filter(pl.Series(self.accepted)), self.rows.signatures, self.rows.values)
@@ -403,8 +404,7 @@ class ColumnarFold:
         """The rows of some records."""
         mask = np.zeros(self.frame.height, np.bool_)
         topics = self.frame.get_column(schema.TOPIC)
-        partition = self.frame.get_column(schema.PARTITION).to_numpy()
-        offset = self.frame.get_column(schema.OFFSET).to_numpy()
+        partition, offset = (self.frame.get_column(name).to_numpy() for name in (schema.PARTITION, schema.OFFSET))
         for node in nodes:
             mask |= (partition == node.partition) & (offset == node.offset) & (topics == node.topic).to_numpy()
         return mask

@@ -5,7 +5,7 @@ import pytest
 from tests.simulation.faults import ENDS
 from tests.simulation.schedules import WORLDS, explore, run, small_world, units
 
-SCHEDULES = 1500
+SCHEDULES = 1000
 PARTS = 8
 
 
