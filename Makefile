@@ -73,6 +73,7 @@ spark: $(READY) java .headwater/spark/$(SPARK)  ## what uses Spark, with another
 	PYTHONPATH=.headwater/spark/$(SPARK) $(PYTEST) -q -n 2 --dist loadfile -m 'not kills' tests/spark tests/integration/test_submit.py $(ARGS)
 
 .headwater/spark/%: | $(READY)
+	rm -rf $@.new
 	$(BIN)/pip install -q --no-deps --target $@.new pyspark==$*
 	mv $@.new $@
 

@@ -16,6 +16,14 @@ from tests.support.cli import run
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture
+def project(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The current directory, from which a command imports flows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
 def shell(line: str) -> "subprocess.CompletedProcess[str]":
     """Run a line in which `headwater` stands for a command that writes a line of data."""
     command = f'"{sys.executable}" -m jobs.cli faults'
@@ -104,12 +112,10 @@ def test_a_variable_with_an_impossible_value_is_wrong_usage(
     [("sourceless", "flow 'fleet' has no source()"), ("stageless", "flow 'fleet' does nothing with its elements")],
 )
 def test_a_flow_without_source_or_stage_is_described_to_nobody(
-    name: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    name: str, said: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     module = f"unfinished_{name}"
-    Path(f"{module}.py").write_text(
+    (project / f"{module}.py").write_text(
         "from aggregations import Flow, Topic\n"
         "sourceless = Flow('fleet')\n"
         "stageless = sourceless.source(Topic('legs', envelope=False)).filter(bool)\n"
@@ -134,13 +140,11 @@ def test_what_exactness_rests_on_cannot_be_set_and_dead_letters_have_a_topic_of_
     command: list[str],
     arguments: list[str],
     said: str,
+    project: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    Path("with_outputs.py").write_text(
+    (project / "with_outputs.py").write_text(
         "from jobs.demo.flow import flow as demo\nflow = demo.publish_states('flights.carriers')\n"
     )
     name, *options = command
@@ -151,12 +155,12 @@ def test_what_exactness_rests_on_cannot_be_set_and_dead_letters_have_a_topic_of_
 @pytest.mark.parametrize("step", ["publish", "publish_states"])
 @pytest.mark.parametrize("runner", ["spark", "local"])
 def test_a_flow_that_publishes_to_its_own_source_is_refused(
-    step: str, runner: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    step: str, runner: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     module = f"with_a_loop_{step}"
-    Path(f"{module}.py").write_text(f"from jobs.demo.flow import flow as demo\nflow = demo.{step}('flights.legs')\n")
+    (project / f"{module}.py").write_text(
+        f"from jobs.demo.flow import flow as demo\nflow = demo.{step}('flights.legs')\n"
+    )
     assert run(monkeypatch, "run", f"{module}:flow", "--bootstrap", "127.0.0.1:1", "--runner", runner) == Exit.USAGE
     assert "it publishes to flights.legs, which it reads" in capsys.readouterr().err
 
