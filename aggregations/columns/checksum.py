@@ -29,22 +29,28 @@ def tables_of(polynomial: int) -> Any:
 _TABLES: Final = tables_of(_POLYNOMIAL)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _eight_bytes(context: Any, crc: Any, array: Any, at: Any) -> Any:
-    """The CRC after eight more bytes, by SSE 4.2."""
+def _instruction(size: int) -> Any:
+    """A function that returns the CRC after `size` more bytes, by SSE 4.2."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        crc, array, at = arguments
-        word = ir.IntType(64)
-        bytes_ = context.make_array(signature.args[1])(context, builder, array).data
-        place = builder.bitcast(builder.gep(bytes_, [at]), word.as_pointer())
-        eight = builder.load(place)
-        eight.align = 1
-        kind = ir.FunctionType(word, [word, word])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse42.crc32.64.64")
-        return builder.call(function, [crc, eight])
+    @intrinsic  # type: ignore[untyped-decorator]
+    def more_bytes(context: Any, crc: Any, array: Any, at: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            crc, array, at = arguments
+            word, whole = ir.IntType(8 * size), ir.IntType(max(8 * size, 32))
+            bytes_ = context.make_array(signature.args[1])(context, builder, array).data
+            read = builder.load(builder.bitcast(builder.gep(bytes_, [at]), word.as_pointer()))
+            read.align = 1
+            kind = ir.FunctionType(whole, [whole, word])
+            name = f"llvm.x86.sse42.crc32.{whole.width}.{word.width}"
+            function = cgutils.get_or_insert_function(builder.module, kind, name)
+            return builder.zext(builder.call(function, [builder.trunc(crc, whole), read]), ir.IntType(64))
 
-    return types.int64(types.int64, array, types.int64), generate
+        return types.int64(types.int64, array, types.int64), generate
+
+    return more_bytes
+
+
+_eight_bytes, _four_bytes, _byte = map(_instruction, (8, 4, 1))
 
 
 @helper
@@ -54,8 +60,11 @@ def by_instruction(data: Any, at: int, end: int) -> int:
     while end - at >= 8:
         crc = _eight_bytes(crc, data, at)
         at += 8
+    if end - at >= 4:
+        crc = _four_bytes(crc, data, at)
+        at += 4
     while at < end:
-        crc = int64(_TABLES[0, (crc ^ int64(data[at])) & 255]) ^ (crc >> 8)
+        crc = _byte(crc, data, at)
         at += 1
     return crc ^ int64(0xFFFFFFFF)
 

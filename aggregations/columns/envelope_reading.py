@@ -6,14 +6,19 @@ import numpy as np
 from numba import int64, types
 
 from aggregations.columns.checksum import crc32c
-from aggregations.columns.wire import LOW, is_text, little, short, skipped, span, varint
+from aggregations.columns.wire import LOW, is_text, little, short, skipped, span, varint, word
 from persistence.compiled import BYTES, NUMBERS, SPANS, borrowed, compiled, helper
 
 _MAX_OFFSET: Final = 2**63 - 1
 _MOST_PROBES: Final = 64
 """Places of a hash table that are tried. Names that were chosen to collide cost one record its fast path, not time."""
+_DEPTHS: Final = 8
+"""Hops of a chain that are first compared with an earlier one of the same depth. Further ones share the last depth."""
+_SLOTS: Final = 16
+"""Earlier hops of a depth, by the last byte of their partition: records of several partitions come in turn."""
 _PLACE: Final = 9
-"""Columns of a kind of hop: start and length of topic, via, topic id and cluster, then partition; then flags."""
+"""Columns of a kind of hop: start and length of topic, via, topic id and cluster, then partition; then flags. Behind
+those of a hop that was read are the start and the end of its offset."""
 REKEYED: Final = 1
 PASS_THROUGH: Final = 2
 INDEXED: Final = 4
@@ -44,6 +49,10 @@ def _is_topic(data: Any, at: int, end: int, most: int) -> bool:
 
 @helper
 def _same(first: Any, at: int, second: Any, other: int, size: int) -> bool:
+    while size >= 8:
+        if word(first, at) != word(second, other):
+            return False
+        at, other, size = at + 8, other + 8, size - 8
     for i in range(size):  # noqa: SIM110 - numba knows no all()
         if first[at + i] != second[other + i]:
             return False
@@ -61,8 +70,18 @@ def _slot(code: int, probe: int, table: Any) -> int:
 
 
 @helper
+def _is_kind(data: Any, hop: Any, kinds: Any, kind: int) -> bool:
+    """Whether a hop is of a kind, compared byte by byte."""
+    same = kinds[kind, _PLACE - 1] == hop[_PLACE - 1] and kinds[kind, _PLACE] == hop[_PLACE]
+    for name in range(0, _PLACE - 1, 2):
+        same = same and kinds[kind, name + 1] == hop[name + 1]
+        same = same and _same(data, kinds[kind, name], data, hop[name], hop[name + 1])
+    return same
+
+
+@helper
 def _kind(data: Any, hop: Any, kinds: Any, table: Any, counts: Any, topic_chars: int) -> int:
-    """The number of a kind of hop, which is compared byte by byte; -1 if it is not valid or there are too many."""
+    """The number of a kind of hop; -1 if it is not valid or there are too many."""
     code = _mixed(_mixed(int64(-3750763034362895579), hop[_PLACE - 1]), hop[_PLACE])
     for name in range(0, _PLACE - 1, 2):
         code = _mixed(code, hop[name + 1])
@@ -83,11 +102,7 @@ def _kind(data: Any, hop: Any, kinds: Any, table: Any, counts: Any, topic_chars:
                 kinds[found, i] = hop[i]
             counts[0] += 1
             return found
-        same = kinds[found, _PLACE - 1] == hop[_PLACE - 1] and kinds[found, _PLACE] == hop[_PLACE]
-        for name in range(0, _PLACE - 1, 2):
-            same = same and kinds[found, name + 1] == hop[name + 1]
-            same = same and _same(data, kinds[found, name], data, hop[name], hop[name + 1])
-        if same:
+        if _is_kind(data, hop, kinds, found):
             return found
     return -1
 
@@ -137,12 +152,14 @@ def _read_hop(data: Any, at: int, end: int, hop: Any) -> tuple[bool, int, int]:
             texts |= 1 << name
             hop[name], hop[name + 1] = start, at - start
         elif wire == 0 and _HOP_NUMBERS >> number & 1:
+            before = at
             value, at = varint(data, at, end)
             if at < 0:
                 return False, 0, 0
             if number == 2:
                 partition = (value << 32) >> 32
             elif number == 3:
+                hop[_PLACE + 1], hop[_PLACE + 2] = before, at  # of two, the last one counts
                 offset = value
             elif number == 5:
                 index = value & LOW
@@ -155,6 +172,44 @@ def _read_hop(data: Any, at: int, end: int, hop: Any) -> tuple[bool, int, int]:
     if index >= 0:
         hop[_PLACE] |= INDEXED
     return partition >= 0 and 0 <= offset < _MAX_OFFSET, offset, index
+
+
+@helper
+def _slot_of(data: Any, at: int, end: int, depth: int, fronts: Any, known: Any) -> Any:
+    """What is known of a hop that may be like this one: see `_offset_if_like`; then its index, kind and route.
+
+    Args:
+        data: The buffer.
+        at: Start of the hop.
+        end: End of it.
+        depth: Number of the hop in its chain.
+        fronts: By depth: bytes of a hop before its offset, which usually follow the partition and a tag of one byte.
+        known: By depth and slot.
+    """
+    front = fronts[depth]
+    slot = int64(data[at + front - 2]) % _SLOTS if 2 <= front < end - at else 0
+    return known[depth * _SLOTS + slot]
+
+
+@helper
+def _offset_if_like(data: Any, at: int, end: int, last: Any) -> int:
+    """The offset of a hop that has all other bytes in common with an earlier one, which was valid; else -1.
+
+    Args:
+        data: The buffer.
+        at: Start of the hop.
+        end: End of it.
+        last: Start of the earlier hop, start and end of its offset, and its end. A start of -1 for none.
+    """
+    if last[0] < 0:
+        return int64(-1)
+    front = last[1] - last[0]
+    if end - at <= front or not _same(data, at, data, last[0], front):
+        return int64(-1)
+    offset, at = varint(data, at + front, end)
+    if at < 0 or end - at != last[3] - last[2] or not _same(data, at, data, last[2], end - at):
+        return int64(-1)
+    return offset if 0 <= offset < _MAX_OFFSET else int64(-1)
 
 
 @compiled(
@@ -195,11 +250,13 @@ def read_envelopes(
     while size < 4 * (rows + roots):
         size *= 2
     all_kinds, all_nodes = np.empty((size // 2, _PLACE + 1), np.int64), np.empty((roots + size // 2, 2), np.int64)
-    tables, more = np.full(2 * size, -1, np.int32), np.zeros(2 + _PLACE + 1, np.int64)
+    tables, more = np.full(2 * size, -1, np.int32), np.zeros(5 + _PLACE, np.int64)
+    slots = np.full((1 + _DEPTHS * _SLOTS, _DEPTHS), -1)
     kinds, nodes = borrowed(all_kinds), borrowed(all_nodes)
     kind_table, node_table = borrowed(tables[:size]), borrowed(tables[size:])
     counts, hop = borrowed(more[:2]), borrowed(more[2:])
     counts[1] = roots
+    fronts, known = borrowed(slots[0]), borrowed(slots[1:])
     offsets, indices = np.empty(rows + most_hops + 1, np.int64), np.empty(rows + most_hops + 1, np.int64)
     filled = 0
     for row in range(rows):
@@ -262,10 +319,22 @@ def read_envelopes(
                 elif number == 5:
                     key_start, key_end, has_key = start, at, True
                 elif number == 9:
-                    fine, offset, index = _read_hop(data, start, at, hop)
+                    depth = min(hops, _DEPTHS - 1)
+                    like = _slot_of(data, start, at, depth, fronts, known)
+                    offset = _offset_if_like(data, start, at, like)
+                    if offset < 0:
+                        fine, offset, index = _read_hop(data, start, at, hop)
+                        kind = _kind(data, hop, kinds, kind_table, counts, topic_chars) if fine else -1
+                        fine = kind >= 0
+                        if fine:
+                            fronts[depth] = max(hop[_PLACE + 1] - start, 2)
+                            like = _slot_of(data, start, at, depth, fronts, known)
+                            like[0], like[1], like[2], like[3] = start, hop[_PLACE + 1], hop[_PLACE + 2], at
+                            like[4], like[5] = index, kind
                     if fine and hops < most_hops:
-                        kind = _kind(data, hop, kinds, kind_table, counts, topic_chars)
-                        node = -1 if kind < 0 else _node(node, kind, nodes, node_table, counts)
+                        index, kind, before, node = like[4], like[5], node, like[6]
+                        if node < 0 or nodes[node, 0] != before or nodes[node, 1] != kind:
+                            like[6] = node = _node(before, kind, nodes, node_table, counts)
                         offsets[filled + hops], indices[filled + hops] = offset, index
                         hops += 1
                         fine = node >= 0
@@ -320,5 +389,5 @@ def read_envelopes(
             found[13, row], found[14, row] = last, has_last
             found[15, row], found[16, row] = epoch, contiguous
         filled += hops
-    tables[0] = 0  # it exists until here, like `all_kinds`, `all_nodes` and `more`
+    tables[0] = slots[0, 0] = 0  # they exist until here, like `all_kinds`, `all_nodes` and `more`
     return offsets[:filled].copy(), indices[:filled].copy(), all_kinds[: more[0]].copy(), all_nodes[: more[1]].copy()

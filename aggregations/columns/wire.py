@@ -8,12 +8,30 @@ compared with the end of the value, or of the field, first.
 
 from typing import Any, Final
 
-from numba import int64
+from llvmlite import ir
+from numba import int64, types
+from numba.extending import intrinsic
 
 from persistence.compiled import helper
 
+_EIGHTS: Final = int64(-0x7F7F7F7F7F7F7F80)
+"""The highest bit of each of eight bytes."""
 LOW: Final = 0xFFFFFFFF
 """The low 32 bits."""
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def word(context: Any, array: Any, at: Any) -> Any:
+    """The eight bytes from `at` on as a number."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, at = arguments
+        data = context.make_array(signature.args[0])(context, builder, array).data
+        read = builder.load(builder.bitcast(builder.gep(data, [at]), ir.IntType(64).as_pointer()))
+        read.align = 1
+        return read
+
+    return types.int64(array, types.int64), generate
 
 
 @helper
@@ -41,6 +59,8 @@ def varint(data: Any, at: int, end: int) -> tuple[int, int]:
 @helper
 def short(data: Any, at: int, end: int) -> tuple[int, int]:
     """A number of at most 32 bits in its shortest form: a tag, or a length."""
+    if at < end and data[at] < 128:
+        return int64(data[at]), at + 1
     value, after = varint(data, at, end)
     if after < 0 or after - at > 5 or value > LOW or (after - at > 1 and data[after - 1] == 0):
         return 0, -1
@@ -80,6 +100,9 @@ def little(data: Any, at: int, size: int) -> int:
 def is_text(data: Any, at: int, end: int) -> bool:
     """Whether bytes are UTF-8 (RFC 3629)."""
     while at < end:
+        if end - at >= 8 and word(data, at) & _EIGHTS == 0:
+            at += 8
+            continue
         first = data[at]
         if first < 0x80:
             at += 1
