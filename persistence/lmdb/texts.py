@@ -61,6 +61,7 @@ class Texts:
 
     def __init__(self, texts: Sequence[bytes] = ()) -> None:
         self.texts = tuple(texts)
+        self._looks = 0
         self._by_code = {bytes([i + 1]): one for i, one in enumerate(self.texts)}
 
     def shortened(self, values: Sequence[bytes]) -> list[bytes] | None:
@@ -96,7 +97,13 @@ class Texts:
         return [_CODES.sub(lambda found: self._by_code[found[0]], one[skip:]) for one in values]
 
     def with_those_of(self, values: Sequence[bytes]) -> "Texts":
-        """These texts, and further ones that some of the values have in common; itself if there are none."""
+        """These texts, and further ones that some of the values have in common; itself if none are found.
+
+        Once there are some, they are looked for ever more rarely, at last in one call of 64: it costs milliseconds.
+        """
+        self._looks += 1
+        if self.texts and self._looks & (self._looks - 1) and self._looks % 64:
+            return self
         some = Random(len(values)).sample(values, min(_SAMPLE, len(values)))
         sample = [one[:_COMPARED] for one in some]
         if any(map(_CODES.search, sample)):

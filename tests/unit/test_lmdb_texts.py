@@ -227,3 +227,14 @@ def test_times_that_a_batch_has_in_common_do_not_use_up_the_texts():
         sizes.append(sum(map(len, texts.shortened(values))))
     assert len(texts.texts) < LIMIT
     assert len({*sizes}) == 1
+
+
+def test_texts_are_looked_for_ever_more_rarely_once_there_are_some(monkeypatch):
+    looked = []
+    monkeypatch.setattr("persistence.lmdb.texts._most_saving", looked.append)
+    values = [record(number) for number in range(20)]
+    for texts, calls in ((Texts([b"none of them"]), 7 + 2), (Texts(), 200)):
+        looked.clear()
+        for _ in range(200):
+            assert texts.with_those_of(values) is texts
+        assert len(looked) == calls, "1, 2, 4, ... 64, 128 and 192, but each time without any"
