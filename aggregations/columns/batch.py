@@ -36,7 +36,7 @@ class Inputs:
 
     key: pa.BinaryArray
     value: pa.BinaryArray
-    topic: pa.StringArray
+    topic: pa.DictionaryArray
     partition: Ints
     offset: Ints
     timestamp_ms: Ints
@@ -50,7 +50,7 @@ class Inputs:
         return cls(
             key=_array(records.column("key"), pa.binary()),
             value=_array(records.column("value"), pa.binary()),
-            topic=_array(records.column("topic"), pa.string()),
+            topic=_encoded(_array(records.column("topic"))),
             partition=_numbers(records.column("partition")),
             offset=_numbers(records.column("offset")),
             timestamp_ms=_numbers(pc.fill_null(stamp.cast(pa.int64()), -1)),
@@ -162,6 +162,10 @@ def _array(column: pa.Array | pa.ChunkedArray, kind: pa.DataType | None = None) 
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
     return column if kind is None or column.type == kind else column.cast(kind)
+
+
+def _encoded(column: pa.Array) -> pa.DictionaryArray:
+    return column if pa.types.is_dictionary(column.type) else column.cast(pa.string()).dictionary_encode()
 
 
 def _numbers(column: pa.Array | pa.ChunkedArray) -> Ints:

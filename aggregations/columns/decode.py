@@ -29,6 +29,8 @@ from envelope.filters.producers import Stamp
 _MOST_HOPS: Final = 1024
 """Hops of a chain that compiled code reads; a longer one is read by `RecordDecoder`."""
 
+_NAMELESS: Final = pl.Series([""], dtype=pl.String)
+
 
 @dataclass(slots=True)
 class _Part:
@@ -110,7 +112,7 @@ class Decoder:
 
         Args:
             records: Columns `key` and `value` (binary), `topic` (string), `partition` (int32), `offset` (int64)
-                and `timestamp` (timestamp, or int64 milliseconds), in order of arrival.
+                and `timestamp` (timestamp, or int64 milliseconds), in order of arrival. The topics may be a dictionary.
 
         Returns:
             The columns of the records that `RecordDecoder` would accept, and its errors for the others.
@@ -162,8 +164,8 @@ class Decoder:
             Routes(own, nodes, kinds, values.data).way,
             route,
             Spans(values.data, *payload),
-            np.where(timed, time, inputs.timestamp_us[rows]),
-            timed.astype(np.bool_) | (inputs.timestamp_ms[rows] >= 0),
+            np.where(timed, time, _of(inputs.timestamp_us, rows)),
+            timed.astype(np.bool_) | (_of(inputs.timestamp_ms, rows) >= 0),
             _texts(Spans(values.data, *name)),
             _stamps(values.data, found[9:]) if self._stamps else None,
             inputs,
@@ -184,12 +186,12 @@ class Decoder:
     def _plain(self, rows: Ints, payloads: Spans | None, inputs: Inputs, codes: _Codes) -> _Part:
         """Records without an envelope, which are their own roots."""
         own = Own.of(inputs.topic, inputs.partition)
-        nameless = pl.repeat("", len(rows), eager=True, dtype=pl.String)
-        times = inputs.timestamp_us[rows]
+        nameless = _NAMELESS.new_from_index(0, len(rows))
+        times = _of(inputs.timestamp_us, rows)
         hops = Hops.none(len(rows))
         stamps = pl.repeat(None, len(rows), eager=True, dtype=schema.STAMPS) if self._stamps else None
         return self._part(
-            rows, hops, own.way, own.codes[rows], payloads, times, times >= 0, nameless, stamps, inputs, codes
+            rows, hops, own.way, _of(own.codes, rows), payloads, times, times >= 0, nameless, stamps, inputs, codes
         )
 
     def _part(
@@ -217,7 +219,7 @@ class Decoder:
         for row in np.sort(firsts[firsts < len(routes)]).tolist():  # in order of first appearance
             numbers[routes[row]] = codes.of(way(int(routes[row])))
         signature_codes = numbers[routes]
-        positions = _positions(hops, signature_codes, codes.signatures, inputs.offset[rows])
+        positions = _positions(hops, signature_codes, codes.signatures, _of(inputs.offset, rows))
         time_us = _series(arrow(event_time_us, timed)) if self._timed else None
         part = _Part(
             *(rows, columns, event_time_us, event_id, signature_codes, positions, time_us, stamps),
@@ -256,11 +258,11 @@ def _frame(part: _Part, inputs: Inputs, signatures: Sequence[Signature]) -> pl.D
     exotic = np.array([signature.exotic for signature in signatures], np.bool_)
     system = [
         pl.Series(schema.ROW, part.rows.astype(np.uint32)),
-        _series(_taken(inputs.topic, part.rows)).alias(schema.TOPIC),
-        pl.Series(schema.PARTITION, inputs.partition[part.rows].astype(np.int32)),
-        pl.Series(schema.OFFSET, inputs.offset[part.rows]),
+        _topics(inputs.topic, part.rows).alias(schema.TOPIC),
+        pl.Series(schema.PARTITION, _of(inputs.partition, part.rows).astype(np.int32)),
+        pl.Series(schema.OFFSET, _of(inputs.offset, part.rows)),
         _series(_taken(inputs.key, part.rows)).alias(schema.KEY),
-        pl.Series(schema.TIMESTAMP, inputs.timestamp_ms[part.rows]),
+        pl.Series(schema.TIMESTAMP, _of(inputs.timestamp_ms, part.rows)),
         pl.Series(schema.EVENT_TIME, part.event_time_us),
         part.event_id.alias(schema.EVENT_ID),
         pl.Series(schema.SIGNATURE, part.codes.astype(np.uint32)),
@@ -319,14 +321,25 @@ def _without(part: _Part, payload_read: Mask, placed: Mask) -> _Part:
     )
 
 
+def _of(values: Ints, rows: Ints) -> Ints:
+    """The values of some rows, in ascending order of rows; not copied if these are all rows."""
+    return values if len(rows) == len(values) else values[rows]
+
+
 def _taken(array: pa.Array, rows: Ints) -> pa.Array:
     """The values of some rows, in ascending order of rows."""
     return array if len(rows) == len(array) else array.take(arrow(rows))
 
 
+def _topics(topics: pa.DictionaryArray, rows: Ints) -> pl.Series:
+    if len(topics.dictionary) == 1:
+        return _series(topics.dictionary).new_from_index(0, len(rows))
+    return _series(_taken(topics, rows).dictionary_decode())
+
+
 def _texts(spans: Spans) -> pl.Series:
     if not spans.lengths.any():
-        return pl.repeat("", len(spans.lengths), eager=True, dtype=pl.String)
+        return _NAMELESS.new_from_index(0, len(spans.lengths))
     return _series(spans.array(pa.string()))
 
 

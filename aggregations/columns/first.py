@@ -65,8 +65,12 @@ def may_be_copies(
             again[codes == code] = True
         else:
             routes.setdefault(one.rekeyed.lane, []).append(code)
-    for route, mine in routes.items():
-        rows = np.flatnonzero(np.isin(codes, mine)) if len(mine) > 1 or len(signatures) > 1 else np.arange(len(codes))
+    numbers = np.full(len(signatures), -1)
+    for number, mine in enumerate(routes.values()):
+        numbers[mine] = number
+    route_of = numbers[codes]
+    for number, (route, mine) in enumerate(routes.items()):
+        rows = np.flatnonzero(route_of == number)
         if not len(rows):
             continue
         width = signatures[mine[0]].width
@@ -76,8 +80,8 @@ def may_be_copies(
             {route: before} if before else {}, {route: positions_of(positions, rows[top : top + 1])[0]}
         )[route]
         unknown = seen is not None and route not in seen and signatures[mine[0]].rekeyed.group in groups
-        missing = [code for code in mine if signatures[code].missing]
-        again[rows] |= True if unknown else ~first | keyless[rows] | np.isin(codes[rows], missing)
+        missing = np.array([one.missing for one in signatures])[codes[rows]]
+        again[rows] |= True if unknown else ~first | keyless[rows] | missing
     return again, read
 
 

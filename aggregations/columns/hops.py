@@ -27,11 +27,11 @@ class Own:
     partitions: Sequence[int]
 
     @classmethod
-    def of(cls, topic: pa.StringArray, partition: Ints) -> "Own":
+    def of(cls, topic: pa.DictionaryArray, partition: Ints) -> "Own":
         """Number the pairs of a batch."""
-        topics, partitions = topic.dictionary_encode(), arrow(partition).dictionary_encode()
-        codes = topics.indices.to_numpy().astype(np.int64) * len(partitions.dictionary)
-        return cls(codes + partitions.indices.to_numpy(), topics.dictionary, partitions.dictionary.to_pylist())
+        partitions = arrow(partition).dictionary_encode()
+        codes = topic.indices.to_numpy().astype(np.int64) * len(partitions.dictionary)
+        return cls(codes + partitions.indices.to_numpy(), topic.dictionary, partitions.dictionary.to_pylist())
 
     def __len__(self) -> int:
         return len(self.topics) * len(self.partitions)

@@ -27,10 +27,11 @@ def fold_order(keys: Ints, positions: Sequence[Ints], lanes: Ints, places: Seque
 
 def sorted_rows(columns: Sequence[Ints]) -> Ints:
     """Return the rows in the order of the columns, the first column first. The sort is stable."""
-    order = np.arange(len(columns[0]))
-    for column in reversed(columns):
-        order = order[_stable(column[order])]
-    return order
+    order = _stable(columns[-1])
+    rows = np.arange(len(columns[0])) if isinstance(order, slice) else order
+    for column in columns[-2::-1]:
+        rows = rows[_stable(column[rows])]
+    return rows
 
 
 def _stable(column: Ints) -> Ints | slice:

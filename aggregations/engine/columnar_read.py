@@ -61,7 +61,8 @@ class _Reader:
             work.report.counts.records += table.num_rows
             work.report.counts.tombstones += batch.skipped
             self.unread += [_unread(work, table, one) for one in batch.rejected]
-            frame = with_record_columns(batch, table, work.job.flow, self.topic).drop(schema.ROW)
+            frame = with_record_columns(batch, table, work.job.flow, self.topic)
+            frame.drop_in_place(schema.ROW)
             self.parts.append(_existing(work, Rows(frame, list(batch.signatures))))
 
     def rows(self) -> Rows:

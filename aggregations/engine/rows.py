@@ -18,6 +18,8 @@ REKEYED = "_rekeyed"
 BROKEN = "_broken"
 CLOSED = "_closed"
 INPUT = "_in:"
+_MOST_RUNS = 64
+"""Most runs of one partition that are put together; more are sorted."""
 
 
 @dataclass(slots=True)
@@ -77,11 +79,26 @@ def times_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def by_partition(rows: Rows) -> Rows:
     """In the order of partitions, whichever came first: of two copies, every attempt and every runner folds the same."""
-    if not rows.signatures:
+    if not rows.frame.height:
         return rows
-    items = schema.item_columns(rows.frame.columns)  # of a record whose items come from several tasks
-    place = [schema.PARTITION, *((schema.OFFSET, *items) if items else ())]
-    return Rows(rows.frame.sort(place, maintain_order=True), rows.signatures, rows.values)
+    if items := schema.item_columns(rows.frame.columns):  # of a record whose items come from several tasks
+        frame = rows.frame.sort([schema.PARTITION, schema.OFFSET, *items], maintain_order=True)
+    else:
+        frame = _runs_by_partition(rows.frame)
+    return Rows(frame, rows.signatures, rows.values)
+
+
+def _runs_by_partition(frame: pl.DataFrame) -> pl.DataFrame:
+    """In the order of partitions, by runs: a consumer delivers many records of one partition after the other."""
+    partitions = frame.get_column(schema.PARTITION).to_numpy()
+    starts = np.flatnonzero(np.concatenate(([True], partitions[1:] != partitions[:-1])))
+    if len(starts) > _MOST_RUNS:
+        return frame.sort(schema.PARTITION, maintain_order=True)
+    order = np.argsort(partitions[starts], kind="stable").tolist()
+    if order == sorted(order):
+        return frame
+    bounds = [*starts.tolist(), frame.height]
+    return pl.concat([frame[bounds[run] : bounds[run + 1]] for run in order])
 
 
 def with_all_columns(frame: pl.DataFrame, met: Mapping[str, pl.DataType], read: frozenset[str] | None) -> pl.DataFrame:

@@ -38,6 +38,8 @@ _PAUSE_SECONDS: Final = 0.02
 IDLE_SECONDS: Final = 300.0
 """Seconds without a call after which a resident ends: on a cluster a slot may have gone to another executor."""
 _SUPERVISOR: Final = "supervisor"
+_MALLOPT: Final = {-1: 256 << 20, -2: 32 << 20, -3: 32 << 20}
+"""Parameters of mallopt(3): M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD, which is at most 32 MB; in bytes."""
 
 _directory: Path | None = None
 """Where the supervisor of this process's daemon listens; None in a process that has none."""
@@ -234,6 +236,7 @@ def _reside(resident: _Resident, listener: socket.socket, supervisor: socket.soc
     global _resident
     _resident = True
     supervisor.close()
+    keep_freed_memory()
     called = time.monotonic()
 
     def run(request: bytes) -> bytes:
@@ -252,6 +255,16 @@ def _reside(resident: _Resident, listener: socket.socket, supervisor: socket.soc
             sys.exit()
 
     _serve(listener, run, look=look)
+
+
+def keep_freed_memory() -> None:
+    """Keep up to 256 MB of freed memory in this process, where the C library can (glibc): the next batch needs it again.
+
+    By default, each batch has the system give and clear its pages anew. Measured: a twentieth of the CPU per event.
+    """
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        for parameter, value in _MALLOPT.items():
+            mallopt(parameter, value)
 
 
 def _run(path: Sequence[str], what: bytes) -> bytes:

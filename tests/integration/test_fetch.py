@@ -150,6 +150,7 @@ def test_every_record_of_every_range_comes_once_and_in_order(
     """Ranges that go on where the last ones ended, or begin again, or leave a partition out, of very unequal size."""
     rng = random.Random(seed)
     monkeypatch.setattr(fetch, "CHUNK_RECORDS", rng.choice([1, 7, 50, 50_000]))
+    monkeypatch.setattr(fetch, "AHEAD_BYTES", rng.choice([1, 500, 128 << 20]))
     if isinstance(fetcher._client, Pointers):
         fetcher._client._most_bytes = rng.choice([1, 30, 500, 1 << 20])
     at = {0: 0, 1: 0}

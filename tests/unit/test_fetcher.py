@@ -21,6 +21,8 @@ class Listed:
         self._at_once, self._headers = at_once, [{"key": "h", "value": b"x" * size}]
         self.records = [(partition, offset) for partition, first, end in runs for offset in range(first, end)]
         self.asked: list[int] = []
+        self.paused: list[set[int]] = []
+        self.resumed: list[set[int]] = []
         self.closed = False
 
     def take(self, most: int, seconds: float) -> tuple[pa.RecordBatch, list[Event]]:
@@ -46,9 +48,10 @@ class Listed:
 
     def pause(self, topic: str, partitions: Collection[int]) -> None:
         self.records = [one for one in self.records if one[0] not in partitions]
+        self.paused.append(set(partitions))
 
     def resume(self, topic: str, partitions: Collection[int]) -> None:
-        pass
+        self.resumed.append(set(partitions))
 
     def close(self) -> None:
         self.closed = True
@@ -65,6 +68,24 @@ def test_the_last_records_of_a_range_are_found_behind_many_of_another_in_few_cal
     assert len(client.asked) < 30
     [ahead] = fetcher.read([Range(0, 100, 20_000)], stays=True)
     assert ahead["offset"].to_pylist() == list(range(100, 20_000))
+
+
+@pytest.mark.parametrize(("most", "paused"), [(fetch.AHEAD_BYTES, []), (1_000_000, [{0}])])
+def test_a_partition_pauses_when_many_bytes_of_it_are_ahead_and_not_before(
+    monkeypatch: pytest.MonkeyPatch, most: int, paused: list[set[int]]
+) -> None:
+    """Paused, it loses what was fetched of it."""
+    client = Listed((0, 0, 120_000), (1, 0, 10), at_once=1000)
+    monkeypatch.setattr(fetch, "AHEAD_BYTES", most)
+    monkeypatch.setattr(fetch, "_client", lambda settings, headers: client)
+    fetcher = Fetcher(KafkaSettings("nowhere:1"), "legs", "g")
+    found = list(fetcher.read([Range(0, 0, 100), Range(1, 0, 10)], stays=True))
+    assert sum(table.num_rows for table in found) == 110
+    assert client.paused == paused
+    client.records += [(0, offset) for offset in range(60_000, 120_000) if paused]  # fetched again
+    ahead = [offset for table in fetcher.read([Range(0, 100, 120_000)], stays=True) for offset in table["offset"]]
+    assert (len(ahead) == 119_900) == (not paused)
+    assert client.resumed == paused
 
 
 def test_no_more_is_asked_for_than_is_missing_while_only_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:

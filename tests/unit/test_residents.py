@@ -1,5 +1,6 @@
 """Resident processes of an executor: a process of its own plays Spark's daemon, its forks play workers."""
 
+import ctypes
 import json
 import os
 import signal
@@ -284,3 +285,23 @@ def test_residents_end_with_their_daemon_however_it_ends(short: Path, *, busy: b
         time.sleep(0.02)
     assert not any(map(running, pids))
     assert list(short.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
+def test_freed_memory_stays_for_the_next_batch():
+    script = """
+        from aggregations.spark.residents import keep_freed_memory
+        from resource import RUSAGE_SELF, getrusage
+
+        def faults():
+            before = getrusage(RUSAGE_SELF).ru_minflt
+            kept = [bytearray(10 << 20) for _ in range(8)]
+            del kept
+            return getrusage(RUSAGE_SELF).ru_minflt - before
+
+        first, before = faults(), faults()
+        keep_freed_memory()
+        faults()
+        assert faults() < before / 10, (before, faults())
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
