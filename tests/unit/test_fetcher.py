@@ -10,7 +10,7 @@ from aggregations.engine import clients, fetch
 from aggregations.engine.fetch import Fetcher
 from aggregations.engine.message_objects import HEADERS, Event
 from aggregations.engine.ranges import Range
-from persistence.kafka import KafkaSettings
+from persistence.kafka import BrokerUnavailable, KafkaSettings
 from persistence.protocol import FlowRef
 
 
@@ -86,6 +86,32 @@ def test_a_partition_pauses_when_many_bytes_of_it_are_ahead_and_not_before(
     ahead = [offset for table in fetcher.read([Range(0, 100, 120_000)], stays=True) for offset in table["offset"]]
     assert (len(ahead) == 119_900) == (not paused)
     assert client.resumed == paused
+
+
+def test_they_are_when_the_chunk_is_nearly_full_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Listed((0, 0, 49_990), (0, 49_990, 150_000), (1, 0, 20))
+    monkeypatch.setattr(fetch, "_client", lambda settings, headers: client)
+    fetcher = Fetcher(KafkaSettings("nowhere:1"), "legs", "g")
+    found = list(fetcher.read([Range(0, 0, 49_990), Range(1, 0, 20)], stays=True))
+    assert sum(table.num_rows for table in found) == 50_010
+    assert len(client.asked) < 15
+
+
+def test_a_partition_that_does_not_come_is_noticed_while_another_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, now = Listed((0, 0, 100_000), at_once=3), 1000.0
+
+    def take(most: int, seconds: float) -> tuple[pa.RecordBatch, list[Event]]:
+        nonlocal now
+        now += seconds
+        return Listed.take(client, most, seconds)
+
+    monkeypatch.setattr(client, "take", take)
+    monkeypatch.setattr(fetch, "_client", lambda settings, headers: client)
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    fetcher = Fetcher(KafkaSettings("nowhere:1"), "legs", "g")
+    with pytest.raises(BrokerUnavailable, match="legs:1: no records within 30 s"):
+        list(fetcher.read([Range(0, 0, 10), Range(1, 0, 20)], stays=True))
+    assert now < 1040
 
 
 def test_no_more_is_asked_for_than_is_missing_while_only_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
