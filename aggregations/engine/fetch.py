@@ -1,6 +1,7 @@
 """Reads ranges of a topic's partitions, with a consumer that stays and fetches ahead from one range to the next."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
@@ -102,14 +103,13 @@ class Fetcher:
         """
         self._position(ranges)
         ends = {one.partition: one.end for one in ranges}
-        held = _Chunk()
-        for partition, end in ends.items():
-            for batch in self._take_ahead(partition, end):
-                if held.is_full:
-                    yield self._table(held)
-                    held = _Chunk()
-                held.add(batch)
-        self._ahead_bytes = sum(one.nbytes for ahead in self._ahead.values() for one in ahead)
+        held, ready = _Chunk(), deque(batch for place in ends.items() for batch in self._take_ahead(*place))
+        self._resume()
+        while ready:
+            if held.is_full:
+                yield self._table(held)
+                held = _Chunk()
+            held.add(ready.popleft())
         deadline, before, behind = time.monotonic() + _SILENCE_SECONDS, -1, 0
         while waiting := [one for one, end in ends.items() if self._reached[one] < end]:
             if stopped():
@@ -145,9 +145,9 @@ class Fetcher:
         if stays:
             self._next |= ends
         else:
+            self._next, self._reached, self._ahead = {}, {}, {}
             self._resume()  # a pause outlasts its assignment
             self._client.unassign()
-            self._next, self._reached, self._ahead = {}, {}, {}
         self.used = time.monotonic()
 
     def _renew(self) -> None:
@@ -173,13 +173,17 @@ class Fetcher:
             starts = {**others, **{one.partition: one.start for one in ranges}}
             self._client.assign(self._topic, starts)
             self._reached, self._ahead = starts, {}
-        self._resume()
         self._next = others
 
     def _resume(self) -> None:
-        if self._paused:
-            self._client.resume(self._topic, self._paused)
-            self._paused = set()
+        """Resume partitions, but while there is much ahead only those of which nothing is: others are not asked for.
+
+        Else a partition that is hardly read, because it waits for others in event time, would add to it in each batch.
+        """
+        self._ahead_bytes = sum(one.nbytes for ahead in self._ahead.values() for one in ahead)
+        if some := self._paused.difference(self._ahead if 2 * self._ahead_bytes >= AHEAD_BYTES else ()):
+            self._client.resume(self._topic, some)
+            self._paused -= some
 
     def _take_ahead(self, partition: int, end: int) -> Iterator[pa.RecordBatch]:
         ahead = self._ahead.pop(partition, [])
@@ -265,10 +269,10 @@ class _Chunk:
 
 
 def _filtered(batch: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
-    """Some rows; not copied if they are neighbours and most of the batch, which then stays in memory with them."""
+    """Some rows; not copied if they are neighbours and most bytes of the batch, which then stays in memory with them."""
     count, first = int(np.count_nonzero(mask)), int(np.argmax(mask))
-    if 2 * count >= len(mask) and mask[first : first + count].all():
-        return batch.slice(first, count)
+    if mask[first : first + count].all() and 2 * (part := batch.slice(first, count)).nbytes >= batch.nbytes:
+        return part
     return batch.filter(arrow(mask))
 
 
