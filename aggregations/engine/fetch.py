@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -32,6 +32,9 @@ records on, half of all batches had one, and an event cost a seventh more.
 """
 _SILENCE_SECONDS = 30.0
 """Longest time without progress, in seconds, before the broker counts as unavailable."""
+_TURN_SECONDS = 10.0
+"""Time without progress, in seconds, after which the partitions that nothing is missing of are paused: on a slow connection,
+the others may not have their turn within `_SILENCE_SECONDS` otherwise."""
 _PATIENCE_SECONDS = 0.05
 """Longest time to wait for a whole chunk, in seconds."""
 _CONSUMER: Final[dict[str, Any]] = {
@@ -140,6 +143,8 @@ class Fetcher:
                     f"reading {self._topic}:{min(waiting)}: no records within {_SILENCE_SECONDS:g} s",
                     "Check the broker. The batch is retried; nothing was committed",
                 )
+            elif time.monotonic() > deadline - _SILENCE_SECONDS + _TURN_SECONDS:
+                self._pause(self._reached.keys() - waiting)
         if held.batches:
             yield self._table(held)
         if stays:
@@ -174,6 +179,11 @@ class Fetcher:
             self._client.assign(self._topic, starts)
             self._reached, self._ahead = starts, {}
         self._next = others
+
+    def _pause(self, partitions: Iterable[int]) -> None:
+        if some := set(partitions) - self._paused:
+            self._client.pause(self._topic, some)
+            self._paused |= some
 
     def _resume(self) -> None:
         """Resume partitions, but while there is much ahead only those of which nothing is: others are not asked for.
@@ -212,9 +222,8 @@ class Fetcher:
             behind = ~inside & (partitions == partition)
             if behind.any():
                 self._keep(partition, _filtered(batch, behind))
-        if self._ahead_bytes >= AHEAD_BYTES and (full := set(self._ahead) - self._paused):
-            self._client.pause(self._topic, full)
-            self._paused |= full
+        if self._ahead_bytes >= AHEAD_BYTES:
+            self._pause(self._ahead)
         return _filtered(batch, inside)
 
     def _keep(self, partition: int, behind: pa.RecordBatch) -> None:

@@ -161,6 +161,32 @@ def test_a_partition_that_does_not_come_is_noticed_while_another_does(monkeypatc
     assert now < 1040
 
 
+def test_a_partition_has_its_turn_on_a_slow_connection_although_many_others_are_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker answers in turn with some records of each partition, every 8 s."""
+    client, now, turn = Endless(), 1000.0, 0
+
+    def take(most: int, seconds: float) -> tuple[pa.RecordBatch, list[Event]]:
+        nonlocal now, turn
+        now, turn = now + 8, turn + 1
+        while (turn % 20) in client._stopped:
+            turn += 1
+        others, client._stopped = client._stopped, {*range(20)} - {turn % 20}
+        taken = Endless.take(client, 500, seconds)
+        client._stopped = others
+        return taken
+
+    monkeypatch.setattr(client, "take", take)
+    monkeypatch.setattr(fetch, "_client", lambda settings, headers: client)
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    fetcher = Fetcher(KafkaSettings("nowhere:1"), "legs", "g")
+    for batch in range(3):
+        ends = [(batch + 1) * (700 if partition == 5 else 500) for partition in range(20)]
+        ranges = [Range(partition, end - end // (batch + 1), end) for partition, end in enumerate(ends)]
+        assert sum(table.num_rows for table in fetcher.read(ranges, stays=True)) == 20 * 500 + 200
+
+
 def test_no_more_is_asked_for_than_is_missing_while_only_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The client would wait for more."""
     client = Listed((0, 0, 100))
