@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.bench import Plan, bench, environment
-from benchmarks.peers.systems import NAMES, STORES, chosen
+from benchmarks.peers.systems import DEFAULT_STORES, NAMES, STORES, chosen
 from benchmarks.plot import svg
 from benchmarks.report import Subject, ratios, show
 from jobs import stack
@@ -89,7 +89,12 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", type=_names(NAMES), default=NAMES, help=f"systems, of: {','.join(NAMES)}")
-    parser.add_argument("--stores", type=_names(STORES), default=STORES[:2], help=f"of headwater: {','.join(STORES)}")
+    parser.add_argument(
+        "--stores",
+        type=_names(STORES),
+        default=DEFAULT_STORES,
+        help=f"of headwater ({','.join(DEFAULT_STORES)}), of: {','.join(STORES)}",
+    )
     parser.add_argument("--events", type=_positive, default=3_000_000, help="records of each topic (3000000)")
     parser.add_argument("--slow-events", type=_positive, default=100_000, help="records for slow systems (100000)")
     parser.add_argument("--keys", type=_numbers, default=[10_000, 1_000_000], help="numbers of keys (10000,1000000)")

@@ -64,7 +64,8 @@ class Peer(ABC):
 
     Attributes:
         name: What it is called in options and results.
-        store: Where its states are: `sqlite`, `rocksdb`, `memory` (embedded), `redis` or `cassandra` (a server).
+        store: Where its states are: `lmdb`, `sqlite`, `rocksdb`, `memory` (embedded), `redis` or `cassandra` (a
+            server).
         guarantee: What it claims when processes fail: `EXACTLY_ONCE` or `AT_LEAST_ONCE`.
         slow: Whether it gets the small number of events.
     """

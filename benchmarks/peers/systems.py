@@ -19,8 +19,9 @@ _SYSTEMS: Final[Mapping[str, Callable[[Sequence[str]], Sequence[Peer]]]] = {
 }
 
 NAMES: Final = tuple(_SYSTEMS)
-STORES: Final = ("lmdb", "sqlite", "redis", "cassandra")
-"""Stores that headwater can be measured on."""
+STORES: Final = ("lmdb", "redis", "sqlite", "cassandra")
+"""Stores that headwater can be measured on: first the embedded and the shared one that most runs use."""
+DEFAULT_STORES: Final = STORES[:2]
 
 
 def chosen(only: Sequence[str], stores: Sequence[str]) -> list[Peer]:

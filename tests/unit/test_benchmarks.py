@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks import workload
-from benchmarks.bench import batch_size
+from benchmarks.bench import Plan, batch_size
 from benchmarks.measure import Difference, Mark, Run, compare
 from benchmarks.peers import python_loop
 from benchmarks.peers.base import AT_LEAST_ONCE, EXACTLY_ONCE
@@ -240,6 +240,18 @@ def test_a_wrong_option_ends_with_code_2(wrong: list[str], capsys: pytest.Captur
         command.main(wrong)
     assert ended.value.code == command.USAGE
     assert wrong[0] in capsys.readouterr().err
+
+
+def test_without_stores_the_ratios_are_those_of_the_default_store_and_of_redis(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measured(plan: Plan, logs: Path, found: list[Subject]) -> None:
+        found += [subject(peer.name, peer.store, run()) for peer in plan.peers]
+
+    monkeypatch.setattr(command, "bench", measured)
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    assert command.main(["--only", "headwater,kafka-streams", "--json", "--out", str(tmp_path)]) == command.OK
+    assert json.loads(capsys.readouterr().out)["ratio"] == {"100": {"lmdb": 1.0, "redis": 1.0}}
 
 
 def test_systems_come_in_one_order_and_headwater_once_for_each_store() -> None:
