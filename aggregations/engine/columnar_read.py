@@ -67,10 +67,7 @@ class _Reader:
 
     def rows(self) -> Rows:
         with self.work.timed("decode"):
-            whole = together(self.parts, self._empty())
-        tasks = self.work.job.tasks
-        if len(tasks) < sum(len(slot.ranges) for slot in tasks):
-            whole = by_partition(whole)
+            whole = by_partition(together(self.parts, self._empty()))
         with self.work.timed("steps"):
             if self._is_timed:
                 frame, times = with_times(whole.frame, self.topic, self.work.job.times)

@@ -1,7 +1,8 @@
 """Reads ranges of a topic's partitions, with a consumer that stays and fetches ahead from one range to the next."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -31,6 +32,9 @@ records on, half of all batches had one, and an event cost a seventh more.
 """
 _SILENCE_SECONDS = 30.0
 """Longest time without progress, in seconds, before the broker counts as unavailable."""
+_TURN_SECONDS = 10.0
+"""Time without progress, in seconds, after which the partitions that nothing is missing of are paused: on a slow connection,
+the others may not have their turn within `_SILENCE_SECONDS` otherwise."""
 _PATIENCE_SECONDS = 0.05
 """Longest time to wait for a whole chunk, in seconds."""
 _CONSUMER: Final[dict[str, Any]] = {
@@ -102,14 +106,13 @@ class Fetcher:
         """
         self._position(ranges)
         ends = {one.partition: one.end for one in ranges}
-        held = _Chunk()
-        for partition, end in ends.items():
-            for batch in self._take_ahead(partition, end):
-                if held.is_full:
-                    yield self._table(held)
-                    held = _Chunk()
-                held.add(batch)
-        self._ahead_bytes = sum(one.nbytes for ahead in self._ahead.values() for one in ahead)
+        held, ready = _Chunk(), deque(batch for place in ends.items() for batch in self._take_ahead(*place))
+        self._resume()
+        while ready:
+            if held.is_full:
+                yield self._table(held)
+                held = _Chunk()
+            held.add(ready.popleft())
         deadline, before, behind = time.monotonic() + _SILENCE_SECONDS, -1, 0
         while waiting := [one for one, end in ends.items() if self._reached[one] < end]:
             if stopped():
@@ -140,14 +143,16 @@ class Fetcher:
                     f"reading {self._topic}:{min(waiting)}: no records within {_SILENCE_SECONDS:g} s",
                     "Check the broker. The batch is retried; nothing was committed",
                 )
+            elif time.monotonic() > deadline - _SILENCE_SECONDS + _TURN_SECONDS:
+                self._pause(self._reached.keys() - waiting)
         if held.batches:
             yield self._table(held)
         if stays:
             self._next |= ends
         else:
+            self._next, self._reached, self._ahead = {}, {}, {}
             self._resume()  # a pause outlasts its assignment
             self._client.unassign()
-            self._next, self._reached, self._ahead = {}, {}, {}
         self.used = time.monotonic()
 
     def _renew(self) -> None:
@@ -173,13 +178,22 @@ class Fetcher:
             starts = {**others, **{one.partition: one.start for one in ranges}}
             self._client.assign(self._topic, starts)
             self._reached, self._ahead = starts, {}
-        self._resume()
         self._next = others
 
+    def _pause(self, partitions: Iterable[int]) -> None:
+        if some := set(partitions) - self._paused:
+            self._client.pause(self._topic, some)
+            self._paused |= some
+
     def _resume(self) -> None:
-        if self._paused:
-            self._client.resume(self._topic, self._paused)
-            self._paused = set()
+        """Resume partitions, but while there is much ahead only those of which nothing is: others are not asked for.
+
+        Else a partition that is hardly read, because it waits for others in event time, would add to it in each batch.
+        """
+        self._ahead_bytes = sum(one.nbytes for ahead in self._ahead.values() for one in ahead)
+        if some := self._paused.difference(self._ahead if 2 * self._ahead_bytes >= AHEAD_BYTES else ()):
+            self._client.resume(self._topic, some)
+            self._paused -= some
 
     def _take_ahead(self, partition: int, end: int) -> Iterator[pa.RecordBatch]:
         ahead = self._ahead.pop(partition, [])
@@ -208,9 +222,8 @@ class Fetcher:
             behind = ~inside & (partitions == partition)
             if behind.any():
                 self._keep(partition, _filtered(batch, behind))
-        if self._ahead_bytes >= AHEAD_BYTES and (full := set(self._ahead) - self._paused):
-            self._client.pause(self._topic, full)
-            self._paused |= full
+        if self._ahead_bytes >= AHEAD_BYTES:
+            self._pause(self._ahead)
         return _filtered(batch, inside)
 
     def _keep(self, partition: int, behind: pa.RecordBatch) -> None:
@@ -265,10 +278,10 @@ class _Chunk:
 
 
 def _filtered(batch: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
-    """Some rows; not copied if they are neighbours and most of the batch, which then stays in memory with them."""
+    """Some rows; not copied if they are neighbours and most bytes of the batch, which then stays in memory with them."""
     count, first = int(np.count_nonzero(mask)), int(np.argmax(mask))
-    if 2 * count >= len(mask) and mask[first : first + count].all():
-        return batch.slice(first, count)
+    if mask[first : first + count].all() and 2 * (part := batch.slice(first, count)).nbytes >= batch.nbytes:
+        return part
     return batch.filter(arrow(mask))
 
 

@@ -85,7 +85,8 @@ def by_partition(rows: Rows) -> Rows:
         frame = rows.frame.sort([schema.PARTITION, schema.OFFSET, *items], maintain_order=True)
     else:
         frame = _runs_by_partition(rows.frame)
-    return Rows(frame, rows.signatures, rows.values)
+    # Measured: rows are taken of a frame of several chunks in the tenfold time.
+    return Rows(frame.rechunk(), rows.signatures, rows.values)
 
 
 def _runs_by_partition(frame: pl.DataFrame) -> pl.DataFrame:

@@ -11,7 +11,7 @@ from polars.testing import assert_frame_equal
 from aggregations.columns import schema
 from aggregations.columns.signature import Lane, Signature
 from aggregations.engine.path import route_of
-from aggregations.engine.rows import STAGE_KEY, Rows
+from aggregations.engine.rows import STAGE_KEY, Rows, by_partition
 from aggregations.engine.transfer import pack, unpack
 
 COLUMNS: dict[str, tuple[pl.DataType, st.SearchStrategy[Any]]] = {
@@ -78,3 +78,15 @@ def test_a_column_that_is_the_same_in_all_rows_costs_nothing() -> None:
     [short] = pack(Rows(frame.with_columns(plain), SIGNATURES), 1)
     [long] = pack(Rows(frame.with_columns(plain, pl.lit("t" * 50).alias(schema.TOPIC)), SIGNATURES), 1)
     assert len(long) < len(short) + 150
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2)), max_size=100), st.integers(1, 3))
+def test_rows_are_in_the_order_of_partitions_and_in_one_chunk(runs: list[tuple[int, int]], chunks: int) -> None:
+    """Few runs of one partition are put together, and many are sorted: their order is the same."""
+    partitions = [partition for partition, size in runs for _ in range(size)]
+    frame = pl.DataFrame({schema.PARTITION: pl.Series(partitions, dtype=pl.Int32)}).with_row_index(schema.OFFSET)
+    size = -(-frame.height // chunks)
+    parts = [frame[at * size : (at + 1) * size] for at in range(chunks)]
+    ordered = by_partition(Rows(pl.concat(parts, rechunk=False), SIGNATURES)).frame
+    assert_frame_equal(ordered, frame.sort(schema.PARTITION, maintain_order=True))
+    assert ordered.n_chunks() == 1 or not frame.height

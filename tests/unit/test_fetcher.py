@@ -88,6 +88,53 @@ def test_a_partition_pauses_when_many_bytes_of_it_are_ahead_and_not_before(
     assert client.resumed == paused
 
 
+class Endless(Listed):
+    """A client that always has more of each partition that is assigned and not paused: 500 records at a time."""
+
+    def take(self, most: int, seconds: float) -> tuple[pa.RecordBatch, list[Event]]:
+        for partition in set(self._at) - self._stopped:
+            first, self._at[partition] = self._at[partition], self._at[partition] + min(500, most)
+            self.records += [(partition, offset) for offset in range(first, self._at[partition])]
+        return super().take(len(self.records), seconds)
+
+    def assign(self, topic: str, starts: Mapping[int, int]) -> None:
+        self._at, self._stopped = dict(starts), set[int]()
+
+    def pause(self, topic: str, partitions: Collection[int]) -> None:
+        self._stopped |= set(partitions)
+
+    def resume(self, topic: str, partitions: Collection[int]) -> None:
+        self._stopped -= set(partitions)
+
+
+def test_a_partition_that_is_hardly_read_does_not_fill_the_memory_from_batch_to_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Event time may hold it back while others are read."""
+    client = Endless(size=100)
+    monkeypatch.setattr(fetch, "AHEAD_BYTES", 500_000)
+    monkeypatch.setattr(fetch, "_client", lambda settings, headers: client)
+    fetcher = Fetcher(KafkaSettings("nowhere:1"), "legs", "g")
+    read: dict[int, list[int]] = {0: [], 1: []}
+    for batch in range(100):
+        hardly = [Range(0, at, at + 1) for at in [len(read[0])] if batch % 2 == 0]
+        for table in fetcher.read([*hardly, Range(1, 300 * batch, 300 * batch + 300)], stays=True):
+            for partition, offset in zip(*(table[one].to_pylist() for one in ("partition", "offset")), strict=True):
+                read[partition].append(offset)
+        assert sum(one.nbytes for ahead in fetcher._ahead.values() for one in ahead) < 1_000_000
+    assert read == {0: [*range(50)], 1: [*range(30_000)]}
+
+
+def test_what_is_kept_of_a_batch_does_not_keep_the_large_records_of_another_partition() -> None:
+    values = [b"s"] * 100 + [b"l" * 100_000] * 50
+    batch = pa.RecordBatch.from_pydict({"value": pa.array(values), "partition": pa.array([0] * 100 + [1] * 50)})
+    for partition, size, whole in ((0, 1, False), (1, 100_000, True)):
+        kept = fetch._filtered(batch, batch["partition"].to_numpy() == partition)
+        assert {*kept["partition"].to_pylist()} == {partition}
+        assert {*map(len, kept["value"].to_pylist())} == {size}
+        assert (kept.get_total_buffer_size() == batch.get_total_buffer_size()) is whole
+
+
 def test_they_are_when_the_chunk_is_nearly_full_too(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Listed((0, 0, 49_990), (0, 49_990, 150_000), (1, 0, 20))
     monkeypatch.setattr(fetch, "_client", lambda settings, headers: client)
@@ -112,6 +159,32 @@ def test_a_partition_that_does_not_come_is_noticed_while_another_does(monkeypatc
     with pytest.raises(BrokerUnavailable, match="legs:1: no records within 30 s"):
         list(fetcher.read([Range(0, 0, 10), Range(1, 0, 20)], stays=True))
     assert now < 1040
+
+
+def test_a_partition_has_its_turn_on_a_slow_connection_although_many_others_are_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker answers in turn with some records of each partition, every 8 s."""
+    client, now, turn = Endless(), 1000.0, 0
+
+    def take(most: int, seconds: float) -> tuple[pa.RecordBatch, list[Event]]:
+        nonlocal now, turn
+        now, turn = now + 8, turn + 1
+        while (turn % 20) in client._stopped:
+            turn += 1
+        others, client._stopped = client._stopped, {*range(20)} - {turn % 20}
+        taken = Endless.take(client, 500, seconds)
+        client._stopped = others
+        return taken
+
+    monkeypatch.setattr(client, "take", take)
+    monkeypatch.setattr(fetch, "_client", lambda settings, headers: client)
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    fetcher = Fetcher(KafkaSettings("nowhere:1"), "legs", "g")
+    for batch in range(3):
+        ends = [(batch + 1) * (700 if partition == 5 else 500) for partition in range(20)]
+        ranges = [Range(partition, end - end // (batch + 1), end) for partition, end in enumerate(ends)]
+        assert sum(table.num_rows for table in fetcher.read(ranges, stays=True)) == 20 * 500 + 200
 
 
 def test_no_more_is_asked_for_than_is_missing_while_only_that_comes(monkeypatch: pytest.MonkeyPatch) -> None:
