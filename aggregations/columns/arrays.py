@@ -55,13 +55,6 @@ def binary(values: Sequence[bytes | None]) -> pa.Array:
     )
 
 
-def repeated(text: str, times: int) -> pa.Array:
-    """An Arrow array of the same text; `pa.repeat` would import pandas."""
-    data = text.encode()
-    bounds = np.arange(times + 1, dtype=np.int32) * np.int32(len(data))
-    return pa.Array.from_buffers(pa.string(), times, [None, pa.py_buffer(bounds), pa.py_buffer(data * times)])
-
-
 def validity(valid: Mask) -> pa.Buffer | None:
     """Where there is a value, as Arrow's bits; None if everywhere."""
     return None if valid.all() else _packed(valid)

@@ -68,7 +68,7 @@ def may_be_copies(
     numbers = np.full(len(signatures), -1)
     for number, mine in enumerate(routes.values()):
         numbers[mine] = number
-    route_of = numbers[codes]
+    route_of, missing = numbers[codes], np.array([one.missing for one in signatures])
     for number, (route, mine) in enumerate(routes.items()):
         rows = np.flatnonzero(route_of == number)
         if not len(rows):
@@ -80,8 +80,7 @@ def may_be_copies(
             {route: before} if before else {}, {route: positions_of(positions, rows[top : top + 1])[0]}
         )[route]
         unknown = seen is not None and route not in seen and signatures[mine[0]].rekeyed.group in groups
-        missing = np.array([one.missing for one in signatures])[codes[rows]]
-        again[rows] |= True if unknown else ~first | keyless[rows] | missing
+        again[rows] |= True if unknown else ~first | keyless[rows] | missing[codes[rows]]
     return again, read
 
 

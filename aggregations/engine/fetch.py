@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
-from aggregations.columns.arrays import Mask, arrow, numbers, repeated
+from aggregations.columns.arrays import Mask, arrow, binary, numbers
 from aggregations.engine.clients import NEEDED, UNUSED_SECONDS, name_of, once, opened
 from aggregations.engine.idle import keepers
 from aggregations.engine.message_objects import Client, Event, Objects
@@ -113,7 +113,7 @@ class Fetcher:
                 yield self._table(held)
                 held = _Chunk()
             held.add(ready.popleft())
-        deadline, before, behind = time.monotonic() + _SILENCE_SECONDS, -1, 0
+        progress, before, behind = time.monotonic(), -1, 0
         while waiting := [one for one, end in ends.items() if self._reached[one] < end]:
             if stopped():
                 raise StoppedError
@@ -136,14 +136,14 @@ class Fetcher:
             if inside.num_rows:
                 held.add(inside)
             if batch.num_rows >= most or left != before:  # with fewer there are no more, and those missing do not come
-                deadline, before = time.monotonic() + _SILENCE_SECONDS, left
-            elif time.monotonic() > deadline:
+                progress, before = time.monotonic(), left
+            elif (silence := time.monotonic() - progress) > _SILENCE_SECONDS:
                 self._renew()
                 raise BrokerUnavailable(
                     f"reading {self._topic}:{min(waiting)}: no records within {_SILENCE_SECONDS:g} s",
                     "Check the broker. The batch is retried; nothing was committed",
                 )
-            elif time.monotonic() > deadline - _SILENCE_SECONDS + _TURN_SECONDS:
+            elif silence > _TURN_SECONDS:
                 self._pause(self._reached.keys() - waiting)
         if held.batches:
             yield self._table(held)
@@ -163,8 +163,8 @@ class Fetcher:
 
     def _table(self, chunk: "_Chunk") -> pa.Table:
         table = pa.Table.from_batches(chunk.batches)
-        first = arrow(np.zeros(table.num_rows, np.int32))
-        return table.append_column("topic", pa.DictionaryArray.from_arrays(first, repeated(self._topic, 1)))
+        first, topics = arrow(np.zeros(table.num_rows, np.int32)), binary([self._topic.encode()]).view(pa.string())
+        return table.append_column("topic", pa.DictionaryArray.from_arrays(first, topics))
 
     def _position(self, ranges: Sequence[Range]) -> None:
         """Assign partitions, unless the consumer stands where the ranges start.

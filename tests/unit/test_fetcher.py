@@ -135,7 +135,9 @@ def test_what_is_kept_of_a_batch_does_not_keep_the_large_records_of_another_part
         assert (kept.get_total_buffer_size() == batch.get_total_buffer_size()) is whole
 
 
-def test_they_are_when_the_chunk_is_nearly_full_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_records_are_found_in_few_calls_when_the_chunk_is_nearly_full_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     client = Listed((0, 0, 49_990), (0, 49_990, 150_000), (1, 0, 20))
     monkeypatch.setattr(fetch, "_client", lambda settings, headers: client)
     fetcher = Fetcher(KafkaSettings("nowhere:1"), "legs", "g")
