@@ -9,6 +9,7 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
+from aggregations.columns.wire import load
 from persistence.compiled import helper
 
 _POLYNOMIAL: Final = 0x82F63B78
@@ -36,12 +37,10 @@ def _instruction(size: int) -> Any:
     def more_bytes(context: Any, crc: Any, array: Any, at: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             crc, array, at = arguments
-            word, whole = ir.IntType(8 * size), ir.IntType(max(8 * size, 32))
-            bytes_ = context.make_array(signature.args[1])(context, builder, array).data
-            read = builder.load(builder.bitcast(builder.gep(bytes_, [at]), word.as_pointer()))
-            read.align = 1
-            kind = ir.FunctionType(whole, [whole, word])
-            name = f"llvm.x86.sse42.crc32.{whole.width}.{word.width}"
+            read = load(context, builder, signature.args[1], (array, at), 8 * size)
+            whole = ir.IntType(max(8 * size, 32))
+            kind = ir.FunctionType(whole, [whole, read.type])
+            name = f"llvm.x86.sse42.crc32.{whole.width}.{8 * size}"
             function = cgutils.get_or_insert_function(builder.module, kind, name)
             return builder.zext(builder.call(function, [builder.trunc(crc, whole), read]), ir.IntType(64))
 

@@ -20,16 +20,29 @@ LOW: Final = 0xFFFFFFFF
 """The low 32 bits."""
 
 
+def load(context: Any, builder: Any, kind: Any, arguments: tuple[Any, Any], bits: int) -> Any:
+    """Emit the load of `bits` from an array of bytes at a position, which need not be aligned.
+
+    Args:
+        context: numba's target context.
+        builder: llvmlite's builder.
+        kind: numba's type of the array.
+        arguments: The array and the position, as llvmlite's values.
+        bits: The width of the integer that is loaded, the lowest byte first.
+    """
+    array, at = arguments
+    data = context.make_array(kind)(context, builder, array).data
+    read = builder.load(builder.bitcast(builder.gep(data, [at]), ir.IntType(bits).as_pointer()))
+    read.align = 1
+    return read
+
+
 @intrinsic  # type: ignore[untyped-decorator]
 def word(context: Any, array: Any, at: Any) -> Any:
     """The eight bytes from `at` on as a number."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array, at = arguments
-        data = context.make_array(signature.args[0])(context, builder, array).data
-        read = builder.load(builder.bitcast(builder.gep(data, [at]), ir.IntType(64).as_pointer()))
-        read.align = 1
-        return read
+        return load(context, builder, signature.args[0], arguments, 64)
 
     return types.int64(array, types.int64), generate
 
