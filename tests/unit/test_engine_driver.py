@@ -2,130 +2,27 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aggregations.definition.aggregates import count
-from aggregations.definition.fields import Fields
-from aggregations.definition.flow import Flow
-from aggregations.definition.source import Json, Topic
-from aggregations.engine import batches
-from aggregations.engine.engine import Engine
 from aggregations.engine.job import Exclusion, Job, TaskReport
-from aggregations.engine.opening import Opening
 from aggregations.engine.ranges import Range, Slot
 from aggregations.engine.retry import ATTEMPTS
 from aggregations.errors import RunRefusedError, SharedKeyError, SparkEndedError, TasksLostError
-from aggregations.report import Report
 from aggregations.run.begin import begin
-from aggregations.run.binding import bind
 from envelope import Reason, TopicPartition
 from persistence.errors import Conflict, Corrupt, Fenced, Transient
-from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings
+from persistence.kafka import BrokerRefused, BrokerUnavailable
 from persistence.kafka.facts import Watermarks
+from tests.support.driver import ENDS, Driver, Outcome, flow, report
 from tests.support.pure import fresh_store
 
-ENDS = {TopicPartition("legs", 0): 5, TopicPartition("legs", 1): 7}
 CAUSE = Exclusion(Reason.FOLD_FAILED, "a fold", hole=True)
 A, B, C = (0, "legs", 0, 1), (0, "legs", 1, 2), (1, "legs", 0, 3)
-Outcome = tuple[TaskReport, Sequence[Exception]]
-
-
-def items(element: Any) -> list[Any]:
-    return [element.value]
-
-
-def flow(*, scatters: bool = False) -> Flow[Any]:
-    made: Flow[Any] = Flow("fleet").source(Topic("legs", Json({"tail": str, "carrier": str})))
-    if scatters:
-        made = made.flat_map(items)
-    return made.aggregate("aircraft", "tail", Fields(n=count())).aggregate("carrier", "carrier", Fields(n=count()))
-
-
-def report(records: int = 0, **given: Any) -> TaskReport:
-    return TaskReport(Report(records=records), **given)
-
-
-class Broker:
-    """Keeps what the driver asks of it.
-
-    Attributes:
-        committed: Group offsets, in order.
-    """
-
-    def __init__(self) -> None:
-        self.committed: list[tuple[str, Mapping[TopicPartition, int]]] = []
-        self.topic_id = "T1"
-        self.count = 2
-        self.fails: Exception | None = None
-        self.highs = dict(ENDS)
-        self.lows: dict[TopicPartition, int] = {}
-
-    def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        if self.fails is not None:
-            raise self.fails
-        self.committed.append((group, dict(offsets)))
-
-    def ends(self, _names: Sequence[str]) -> dict[TopicPartition, int]:
-        return {}
-
-    def marks(self, _names: Sequence[str]) -> dict[TopicPartition, Watermarks]:
-        return {place: Watermarks(self.lows.get(place, 0), end) for place, end in self.highs.items()}
-
-    def partitions(self, names: Sequence[str]) -> dict[str, int]:
-        return dict.fromkeys(names, self.count)
-
-    def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
-        return dict.fromkeys(names, self.topic_id)
-
-
-class Driver:
-    """An engine whose actions have the outcomes given.
-
-    Attributes:
-        jobs: The jobs of its tasks, by attempt.
-    """
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, of: Flow[Any], *outcomes: Outcome, urls: Any = None) -> None:
-        self.jobs: list[Job] = []
-        self.broker = Broker()
-        self.reports: list[Report] = []
-        left = list(outcomes)
-
-        def execute(job: Job) -> Outcome:
-            # The driver continues with the same mappings.
-            self.jobs.append(replace(job, excluded=dict(job.excluded), doubt=dict(job.doubt)))
-            return left.pop(0)
-
-        monkeypatch.setattr(batches, "pause_seconds", lambda _: 0.0)
-        self.run = begin(of, bind(of, urls or {}, fresh_store()))
-        self.run.start_at("legs", "T1", {0: 0, 1: 0})
-        plan = SimpleNamespace(topic="legs", topic_id="T1", starts={0: 0, 1: 0})
-        self.stop = threading.Event()
-        self.engine = Engine(
-            of,
-            Opening(self.broker, self.run, [plan]),  # type: ignore[arg-type, list-item]
-            SimpleNamespace(routes=2, is_local=True, execute=execute),  # type: ignore[arg-type]
-            kafka=KafkaSettings("nowhere:1"),
-            dead_letters="dead",
-            group="lag",
-            progress=self.reports.append,
-            stop=self.stop,
-            metadata_max_age=300,
-        )
-
-    def attempt(self) -> TaskReport:
-        return self.engine.batches.fold((), ENDS)
-
-    def commit(self) -> None:
-        self.engine._commit([Range(partition, 0, end, "legs") for (_, partition), end in ENDS.items()])
-
-    def stream(self, *, until_caught_up: bool = True, most: int = 0) -> Report:
-        return self.engine.stream(until_caught_up=until_caught_up, trigger_seconds=0.0, max_records=most)
+HOUR = 3600.0
 
 
 def test_reports_of_tasks_add_up_and_topic_ids_keep_their_order() -> None:
@@ -406,3 +303,19 @@ def test_a_batch_that_fails_ends_the_run_with_its_error(monkeypatch: pytest.Monk
     with pytest.raises(Corrupt, match="a state"):
         driver.stream()
     assert len(driver.jobs) == 1
+
+
+def test_the_rest_of_a_backlog_is_read_at_once_whatever_the_trigger(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, flow(), (report(9), []), (report(3), []))
+    batches_before: list[int] = []
+    wait = driver.stop.wait
+
+    def noted(seconds: float) -> bool:
+        if seconds > HOUR / 2:
+            batches_before.append(len(driver.jobs))
+            driver.stop.set()
+        return wait(min(seconds, 0.01))
+
+    monkeypatch.setattr(driver.stop, "wait", noted)
+    driver.engine.stream(until_caught_up=False, trigger_seconds=HOUR, max_records=10)
+    assert batches_before == [2]

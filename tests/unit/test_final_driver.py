@@ -21,8 +21,8 @@ from aggregations.run.snapshots import read_snapshot
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from persistence.kafka import BrokerRefused, BrokerUnavailable
+from tests.support.driver import ENDS, Driver, report
 from tests.support.pure import fresh_store
-from tests.unit.test_engine_driver import ENDS, Driver, report
 
 NOW_MS = 1_700_000_100_000
 FLOW = (

@@ -14,7 +14,7 @@ from aggregations.per_message.ledger import Changes
 from aggregations.run.holding import holders, patience_us
 from envelope import TopicPartition
 from persistence.manifest import Progress
-from tests.unit.test_engine_driver import Driver, report
+from tests.support.driver import Driver, report
 
 SECOND = 1_000_000
 NOW = 1_700_000_000 * SECOND

@@ -18,7 +18,7 @@ from aggregations.errors import FlowError
 from aggregations.per_message.ledger import Changes
 from aggregations.report import Report
 from envelope import TopicPartition
-from tests.unit.test_engine_driver import ENDS, Driver, Outcome, report
+from tests.support.driver import ENDS, Driver, Outcome, report
 
 SECOND = 1_000_000
 
