@@ -49,7 +49,8 @@ class Line(NamedTuple):
     Attributes:
         step: Name of the method of `Flow` that adds it.
         what: Its content: the topic or topics, the expression, or the name of the function.
-        path: `vectorised`, also with Python for a part of the step, or `per message`; empty where nothing is computed.
+        path: `vectorised`, also with Python for a part of the step, or `per message`, also with vectorised verdicts;
+            empty where nothing is computed.
         branch: Names of the branches that the step is in, with slashes; empty on the main line.
     """
 
@@ -193,7 +194,8 @@ def _path(step: Step | Aggregate | PublishStates, *, columnar: bool) -> str:
     if isinstance(step, Branch):
         return _path(Filter(step.when), columnar=columnar) if step.when is not None else ""
     if not columnar:
-        return "per message"
+        judged = isinstance(step, Aggregate) and not isinstance(step.emit, Emit)
+        return "per message, verdicts vectorised" if judged else "per message"
     if not keeps_columns(step):
         called = "emit" if isinstance(step, Aggregate) else "its function"
         return f"per message from here: {called} replaces the values"

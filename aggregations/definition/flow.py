@@ -395,7 +395,8 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
         """Describe the flow as text, one step a line: its method, its content and its path.
 
         The path is `vectorised`, also with Python for a part of the step, or `per message`: from the first function
-        that replaces the elements' values.
+        that replaces the elements' values. An aggregate there still judges positions as arrays (`verdicts vectorised`),
+        unless it has an `Emit`.
         """
         return text_of_flow(self)
 

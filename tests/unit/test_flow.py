@@ -7,6 +7,7 @@ import pytest
 
 from aggregations.definition.aggregates import count, last, total
 from aggregations.definition.description import lines_of
+from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Filter, FlatMap, Flow, Map, Publish
 from aggregations.definition.source import Topic
@@ -151,7 +152,7 @@ def test_the_description_names_each_step_by_its_method_and_shows_its_path():
         '  map            half=[col("minutes") / 2], whole=minutes           vectorised',
         f"  flat_map       {'twice':50s} per message from here: its function replaces the values",
         "  divert         carrier                                            per message",
-        "  aggregate      carriers by carrier: Tally, emit states            per message",
+        "  aggregate      carriers by carrier: Tally, emit states            per message, verdicts vectorised",
         "  publish        out                                                per message",
     ]
     assert [line.step for line in lines_of(flow)] == [
@@ -176,6 +177,9 @@ def test_the_description_names_what_a_vectorised_step_calls_in_python():
     ]
     emitting = legs().aggregate("a", "tail", COUNT, emit=states)
     assert emitting.describe().endswith("per message from here: emit replaces the values")
+    behind = emitting.aggregate("b", "tail", COUNT)
+    assert behind.describe().endswith(" per message, verdicts vectorised")
+    assert emitting.aggregate("b", "tail", COUNT, emit=Emit(n="new.n")).describe().endswith(" per message")
 
 
 BAD = {
