@@ -31,11 +31,13 @@ class Told:
     """What came of a disturbance.
 
     Attributes:
-        seconds: From the kill to the first commit behind it; None where nobody was killed.
+        killed: When a service was killed, on the clock `time.monotonic`; None where none was.
+        committed: When it had committed its first batch after that.
         notes: Counts of what else there is to say.
     """
 
-    seconds: float | None = None
+    killed: float | None = None
+    committed: float = 0.0
     notes: list[str] = field(default_factory=list)
 
 
@@ -52,7 +54,7 @@ def kill_service(chain: Chain, name: str, rng: random.Random) -> Told:
     old = chain.services[name].kill(group=rng.random() < 0.5)
     began = time.monotonic()
     _await_commit(chain, name, old, seen)
-    return Told(time.monotonic() - began)
+    return Told(began, time.monotonic())
 
 
 def zombie(chain: Chain, name: str, rng: random.Random) -> Told:

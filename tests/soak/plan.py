@@ -1,7 +1,7 @@
 """Which disturbances there are and in which order: all of it follows from the seed and the number of kills."""
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tests.soak.chain import DRIVER, REPUBLISHERS
@@ -57,11 +57,6 @@ def rounds(seed: int, wanted: dict[Step, int]) -> list[list[Step]]:
     for step in alone:
         made.insert(rng.randrange(1, len(made) + 1), [step])
     return made
-
-
-def is_alone(step: Step, others: Collection[Step], servers: Collection[str]) -> bool:
-    """Whether no server is disturbed in the same round."""
-    return not any(other.target in servers for other in others if other != step)
 
 
 def _shared(kind: str, targets: Sequence[str], count: int) -> dict[Step, int]:

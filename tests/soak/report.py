@@ -38,7 +38,8 @@ class Soak:
         counts: Disturbances done by name.
         notes: What else happened, by what it was.
         seconds_to_commit: Seconds from each kill to the first commit behind it, by service.
-        seconds_alone: The same of the kills in rounds in which no server was disturbed.
+        seconds_behind_outages: The same from the end of the last outage of a server between the kill and that commit;
+            from the kill, if there was none.
         checks: Checks that held, by kind.
         exits: How services ended that nobody had killed.
         verdicts: What the flow decided, as its drivers told before they died.
@@ -62,7 +63,7 @@ class Soak:
     counts: Counter[str] = field(default_factory=Counter)
     notes: Counter[str] = field(default_factory=Counter)
     seconds_to_commit: dict[str, list[float]] = field(default_factory=dict)
-    seconds_alone: dict[str, list[float]] = field(default_factory=dict)
+    seconds_behind_outages: dict[str, list[float]] = field(default_factory=dict)
     checks: Counter[str] = field(default_factory=Counter)
     exits: Counter[str] = field(default_factory=Counter)
     verdicts: Counter[str] = field(default_factory=Counter)
@@ -90,8 +91,11 @@ class Soak:
 
     def as_json(self) -> dict[str, Any]:
         """Everything, with the percentiles."""
-        return {**vars(self), "percentiles": {"with all": _percentiles(self.seconds_to_commit),
-                                                "alone": _percentiles(self.seconds_alone)}}  # fmt: skip
+        behind = _percentiles(self.seconds_behind_outages)
+        return {
+            **vars(self),
+            "percentiles": {"with all": _percentiles(self.seconds_to_commit), "behind outages": behind},
+        }
 
     def summary(self) -> dict[str, Any]:
         """The counts, and whether it held."""
@@ -108,6 +112,7 @@ class Soak:
             "disturbances": dict(self.counts),
             "checks": dict(self.checks),
             "seconds_to_commit": _percentiles(self.seconds_to_commit),
+            "seconds_behind_outages": _percentiles(self.seconds_behind_outages),
             "woken": {name: count for name, count in self.notes.items() if "woken" in name},
             "violations": len(self.violations),
             "finished": self.finished,
@@ -136,7 +141,7 @@ def show(soak: Soak) -> None:
     for name, wanted in rows:
         print(f"{name:24} {soak.counts[name]:5}  {wanted:7}")
     print("\nfrom a kill to the first commit, seconds        count    p50    p99")
-    for title, seconds in (("", soak.seconds_to_commit), (", no server disturbed", soak.seconds_alone)):
+    for title, seconds in (("", soak.seconds_to_commit), (", from the end of outages", soak.seconds_behind_outages)):
         for name, one in _percentiles(seconds).items():
             print(f"{name + title:44} {one['count']:8} {one['p50']:6} {one['p99']:6}")
     for title, counts in (

@@ -11,7 +11,7 @@ from tests.soak.chain import Chain
 from tests.soak.clock import Clock
 from tests.soak.disturb import Told, disturb
 from tests.soak.orders import Feed
-from tests.soak.plan import Step, amounts, is_alone, rounds
+from tests.soak.plan import Step, amounts, rounds
 from tests.soak.report import Soak, log
 
 _ROUND_SECONDS = 60
@@ -46,6 +46,7 @@ class _Run:
         this.skipped = [] if Clock.is_possible() else ["clock jumps: there is no C compiler (cc)"]
         self.chain = Chain(home, this.stores, disks=any(step.kind == "fill" for step in wanted))
         self.before: dict[str, int] = {}
+        self.outages: list[float] = []  # when those of servers ended in this round
         self._feed: Feed | None = None
         self._lock = threading.Lock()
 
@@ -93,6 +94,7 @@ class _Run:
         if not quiet:
             self.feed.open(rate)
         told: dict[Step, Told] = {}
+        self.outages.clear()
         threads = [threading.Thread(target=self._step, args=(step, told), name=str(step)) for step in steps]
         for thread in threads:
             thread.start()
@@ -106,10 +108,13 @@ class _Run:
         for step, one in told.items():
             this.counts[str(step)] += 1
             this.notes.update(one.notes)
-            if step.kind == "kill" and one.seconds is not None:
-                this.seconds_to_commit.setdefault(step.target, []).append(round(one.seconds, 2))
-                if is_alone(step, steps, self.chain.servers):
-                    this.seconds_alone.setdefault(step.target, []).append(round(one.seconds, 2))
+            if one.killed is not None:
+                ends = [end for end in self.outages if one.killed < end < one.committed]
+                for found, since in (
+                    (this.seconds_to_commit, one.killed),
+                    (this.seconds_behind_outages, max([one.killed, *ends])),
+                ):
+                    found.setdefault(step.target, []).append(round(one.committed - since, 2))
         this.done += 1
         this.save(self.home)
         line = f"round {this.done} of {this.rounds}: {', '.join(map(str, steps))}: {time.monotonic() - began:.0f} s"
@@ -123,6 +128,8 @@ class _Run:
             log(self.home, f"{step} begins")
             told[step] = disturb(self.chain, step, rng)
             log(self.home, f"{step} has ended")
+            if step.target in self.chain.servers:
+                self.outages.append(time.monotonic())
             if step.target in self.chain.services:
                 with self._lock:
                     self._bounds()

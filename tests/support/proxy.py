@@ -1,6 +1,7 @@
 """A TCP proxy that breaks connections at chosen points: before or after a server receives a request."""
 
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -103,6 +104,8 @@ class Proxy:
                     raise ConnectionRefusedError
                 link = _Link(self, client, socket.create_connection(self._target))
             except OSError:
+                # A reset, as a server that is not there resets each attempt to connect.
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 client.close()
                 continue
             with self._lock:
