@@ -68,7 +68,7 @@ def connect(settings: CassandraSettings) -> tuple[Any, Any]:
         idle_heartbeat_interval=_HEARTBEAT,
         idle_heartbeat_timeout=_HEARTBEAT,
         # The default policy gives up after 64 attempts and waits up to ten minutes between them.
-        reconnection_policy=ExponentialReconnectionPolicy(0.2, 10.0, max_attempts=None),
+        reconnection_policy=ExponentialReconnectionPolicy(0.2, 2.0, max_attempts=None),
         # Without it a conditional batch of several kilobytes waits 40 ms for an acknowledgement.
         sockopts=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
     )

@@ -110,7 +110,8 @@ class KafkaSettings:
         Options set by the user win over `options`, the caller's defaults (underscores stand for dots). The
         client's log lines go to the Python logger `headwater.kafka`.
         """
-        config: dict[str, Any] = {"client.id": "headwater", "logger": _LOG}
+        # librdkafka waits up to ten seconds before it connects again; the Java client's default is one.
+        config: dict[str, Any] = {"client.id": "headwater", "logger": _LOG, "reconnect.backoff.max.ms": 1000}
         config |= {name.replace("_", "."): value for name, value in options.items()}
         config |= self.options
         if on_error:
