@@ -1,6 +1,7 @@
 """Start of a run: permissions, preflight, epoch, and the plan from manifests, broker and consumer group."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ from typing import Any
 from aggregations.definition.flow import Flow
 from aggregations.definition.operators import Publish, PublishStates, flattened
 from aggregations.engine.held import Rebuilding
+from aggregations.engine.retry import StoppedError, may_pass
 from aggregations.engine.sampling import ALL, check_share
 from aggregations.errors import FlowError
 from aggregations.run.begin import begin, look
@@ -25,6 +27,9 @@ from persistence.kafka import KafkaSettings, Topics
 from persistence.registry import preflight
 
 _LOG = logging.getLogger("headwater.engine")
+WAIT_SECONDS = 60.0
+"""For how long a start tries again while a server does not answer: `default.api.timeout.ms` of Kafka's Java clients."""
+_PAUSE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +112,52 @@ def outputs_of(flow: Flow[Any]) -> list[str]:
         if isinstance(step, Publish | PublishStates)
         for topic in step.targets
     ]
+
+
+def wait_and_open(
+    flow: Flow[Any],
+    *,
+    stop: threading.Event,
+    planned: Callable[[Plan], None] | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
+    **given: Any,
+) -> Opening:
+    """Open a run as `open_run` does, and try again while a server does not answer, for `WAIT_SECONDS`.
+
+    An attempt that failed may have acquired an epoch: the next one acquires a newer one, like a process that was
+    started again.
+
+    Args:
+        flow: The flow.
+        stop: Set it to give up.
+        planned: Called for each source with its plan, after the last attempt.
+        meanwhile: Called after each failed attempt, for what the run is going to need in any case.
+        given: Further arguments of `open_run`.
+
+    Raises:
+        StoppedError: `stop` was set.
+        Exception: Those of `open_run`.
+    """
+    deadline, warned = time.monotonic() + WAIT_SECONDS, ""
+    while not stop.is_set():
+        plans: list[Plan] = []
+        try:
+            return open_run(flow, planned=plans.append, **given)
+        except Exception as error:
+            left = deadline - time.monotonic()
+            if left < 0 or not may_pass(error):
+                raise
+            plans.clear()
+            if str(error) != warned:
+                _LOG.warning("start: %s. Trying again for up to %.0f s", error, left)
+            warned = str(error)
+        finally:
+            if planned is not None:
+                for one in plans:
+                    planned(one)
+        meanwhile()
+        stop.wait(_PAUSE_SECONDS)
+    raise StoppedError
 
 
 def open_run(

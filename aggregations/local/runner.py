@@ -10,7 +10,8 @@ from aggregations.definition.flow import Flow
 from aggregations.engine.clients import own_clients
 from aggregations.engine.engine import MAX_RECORDS, Engine
 from aggregations.engine.held import Rebuilding
-from aggregations.engine.opening import Opening, check_arguments, open_run
+from aggregations.engine.opening import Opening, check_arguments, wait_and_open
+from aggregations.engine.retry import StoppedError
 from aggregations.engine.sampling import ALL
 from aggregations.local.executor import LocalExecutor
 from aggregations.report import Report
@@ -63,8 +64,9 @@ def run_local(
         max_records: Maximum number of records of one batch; 0 for no limit.
         progress: Called after each batch with its report.
         planned: Called once with the plan: where each partition starts.
-        stop: Set it to end the run after the current batch. A batch that takes longer than 5 more seconds and has
-            persisted nothing, or waits for a retry, is left to the next run.
+        stop: Set it to end the run after the current batch, or while it waits for a server before its first batch. A
+            batch that takes longer than 5 more seconds and has persisted nothing, or waits for a retry, is left to the
+            next run.
         metadata_max_age: Seconds for which producers of the source topic may not know of added partitions: the
             largest `metadata.max.age.ms` of all producers.
         rebuilding: The run rebuilds a generation for `jobs.replay`; None for any other run.
@@ -73,8 +75,9 @@ def run_local(
         The counts of all batches.
 
     Raises:
-        BrokerError: Kafka does not answer, or refuses a request.
-        StoreError: A store does not answer, or refuses a request; `Fenced` when a newer run has taken over.
+        BrokerError: Kafka does not answer, at the start for a minute, or refuses a request.
+        StoreError: A store does not answer, at the start for a minute, or refuses a request; `Fenced` when a newer run
+            has taken over.
         RunRefusedError: It would be unsafe to continue.
         FlowError: The flow or its stores cannot work.
     """
@@ -83,20 +86,25 @@ def run_local(
     start = checked_starts(start, flow.topics)
     check_arguments(flow, stores, accept, dead_letters=dead_letters, journal=journal, journal_share=journal_share)
     group = None if rebuilding is not None else group or flow.name
-    opening = open_run(
-        flow,
-        kafka=kafka,
-        stores=stores,
-        dead_letters=dead_letters,
-        journal=journal,
-        group=group,
-        generation=generation,
-        accept=accept,
-        start=start,
-        planned=planned,
-        sends=rebuilding is None,
-        rebuilding=rebuilding,
-    )
+    stop = stop or threading.Event()
+    try:
+        opening = wait_and_open(
+            flow,
+            stop=stop,
+            kafka=kafka,
+            stores=stores,
+            dead_letters=dead_letters,
+            journal=journal,
+            group=group,
+            generation=generation,
+            accept=accept,
+            start=start,
+            planned=planned,
+            sends=rebuilding is None,
+            rebuilding=rebuilding,
+        )
+    except StoppedError:
+        return Report()
     with local_engine(
         flow,
         opening,
@@ -104,7 +112,7 @@ def run_local(
         dead_letters=dead_letters,
         group=group,
         progress=progress,
-        stop=stop or threading.Event(),
+        stop=stop,
         metadata_max_age=metadata_max_age,
         journal=journal,
         journal_share=journal_share,

@@ -2,15 +2,19 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from pyspark import SparkContext
 
 from aggregations.definition.arguments import check_type
 from aggregations.definition.flow import Flow
 from aggregations.engine.clients import own_clients
 from aggregations.engine.engine import MAX_RECORDS, Engine, finish
 from aggregations.engine.held import Rebuilding
-from aggregations.engine.opening import open_run
+from aggregations.engine.opening import wait_and_open
 from aggregations.engine.retry import StoppedError
 from aggregations.engine.sampling import ALL
 from aggregations.report import Report
@@ -73,8 +77,8 @@ def run_flow(
         conf: Spark settings. They override the engine's; settings given to spark-submit override both.
         progress: Called after each batch with its report.
         planned: Called once for each source with its plan: where each partition starts.
-        stop: Set it to end the run after the current batch. A batch that takes longer than 5 more seconds, or waits for
-            a retry, is left to the next run.
+        stop: Set it to end the run after the current batch, or while it waits for a server before its first batch. A
+            batch that takes longer than 5 more seconds, or waits for a retry, is left to the next run.
         metadata_max_age: Seconds for which producers of the source topic may not know of added partitions: the
             largest `metadata.max.age.ms` of all producers.
         rebuilding: The run rebuilds a generation for `jobs.replay`; None for any other run.
@@ -83,8 +87,9 @@ def run_flow(
         The counts of all batches.
 
     Raises:
-        BrokerError: Kafka does not answer, or refuses a request.
-        StoreError: A store does not answer, or refuses a request; `Fenced` when a newer run has taken over.
+        BrokerError: Kafka does not answer, at the start for a minute, or refuses a request.
+        StoreError: A store does not answer, at the start for a minute, or refuses a request; `Fenced` when a newer run
+            has taken over.
         RunRefusedError: It would be unsafe to continue.
         FlowError: The flow or its stores cannot work on Spark.
         TasksLostError: Spark lost tasks repeatedly, or Spark itself ended.
@@ -105,49 +110,59 @@ def run_flow(
     )
     group = None if rebuilding is not None else group or flow.name
     stop = stop or threading.Event()
-    with jvm_ahead(master, conf or {}):
-        opening = open_run(
-            flow,
-            kafka=kafka,
-            stores=stores,
-            dead_letters=dead_letters,
-            journal=journal,
-            group=group,
-            generation=generation,
-            accept=accept,
-            start=start,
-            planned=planned,
-            sends=rebuilding is None,
-            rebuilding=rebuilding,
-        )
+    with ExitStack() as stack:
+        stack.enter_context(jvm_ahead(master, conf or {}))
+
+        @cache
+        def spark() -> SparkContext:
+            return stack.enter_context(
+                session(f"headwater {flow.name}", modules=modules, master=master, conf=conf, stop=stop)
+            )
+
         try:
-            with (
-                session(f"headwater {flow.name}", modules=modules, master=master, conf=conf, stop=stop) as spark,
-                own_clients(kafka, opening.topics, {}),
-            ):
-                engine = Engine(
-                    flow,
-                    opening,
-                    Action(spark, flow),
-                    kafka=kafka,
-                    dead_letters=dead_letters,
-                    group=group,
-                    progress=progress,
-                    stop=stop,
-                    metadata_max_age=metadata_max_age,
-                    journal=journal,
-                    journal_share=journal_share,
-                    sends=rebuilding is None,
-                    rebuilding=rebuilding,
-                )
-                return engine.stream(
-                    until_caught_up=until_caught_up,
-                    trigger_seconds=trigger_seconds,
-                    max_records=max_records,
-                    ends=None if rebuilding is None else rebuilding.until,
-                )
+            opening = wait_and_open(
+                flow,
+                stop=stop,
+                meanwhile=spark,
+                kafka=kafka,
+                stores=stores,
+                dead_letters=dead_letters,
+                journal=journal,
+                group=group,
+                generation=generation,
+                accept=accept,
+                start=start,
+                planned=planned,
+                sends=rebuilding is None,
+                rebuilding=rebuilding,
+            )
+        except StoppedError:
+            return Report()
+        stack.callback(opening.run.close)
+        try:
+            action = Action(spark(), flow)
         except StoppedError:  # while Spark started
             finish(opening.run)
             return Report()
-        finally:
-            opening.run.close()
+        stack.enter_context(own_clients(kafka, opening.topics, {}))
+        engine = Engine(
+            flow,
+            opening,
+            action,
+            kafka=kafka,
+            dead_letters=dead_letters,
+            group=group,
+            progress=progress,
+            stop=stop,
+            metadata_max_age=metadata_max_age,
+            journal=journal,
+            journal_share=journal_share,
+            sends=rebuilding is None,
+            rebuilding=rebuilding,
+        )
+        return engine.stream(
+            until_caught_up=until_caught_up,
+            trigger_seconds=trigger_seconds,
+            max_records=max_records,
+            ends=None if rebuilding is None else rebuilding.until,
+        )

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,14 @@ from jobs.demo import audit, flights
 from jobs.demo.flow import flow as demo_flow
 from jobs.demo.flow import legs
 from jobs.loading import load
+from jobs.stack import ports
 from persistence.kafka import AcknowledgedProducer, KafkaSettings
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
 from tests.soak.clock import Clock
+from tests.soak.servers import until
 from tests.support.legs import republished
+from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.integration
 
@@ -93,6 +96,47 @@ def fleet(kafka: str, topic: Callable[..., str], tmp_path: Path) -> list[str]:
 
 
 ON_EVERY_RUNNER = pytest.mark.parametrize("runner", [pytest.param("spark", marks=pytest.mark.spark), "local"])
+
+
+@pytest.fixture
+def away(kafka: str, fleet: list[str]) -> Iterator[tuple[list[str], Proxy]]:
+    """The options to run the flow of `fleet` with a broker that is reached through a proxy, and the proxy."""
+    host, _, port = kafka.rpartition(":")
+    with closing(Proxy((host, int(port)))) as proxy:
+        yield ["--bootstrap", f"{ports.LOOPBACK}:{proxy.port}", *fleet[2:]], proxy
+
+
+def waits(run: "subprocess.Popen[str]") -> str:
+    """The line by which it tells that it waits."""
+    assert run.stderr is not None
+    return next(line for line in run.stderr if "Trying again" in line)
+
+
+@ON_EVERY_RUNNER
+def test_a_run_waits_for_a_broker_that_is_away_when_it_begins(
+    away: tuple[list[str], Proxy], tmp_path: Path, runner: str
+) -> None:
+    options, proxy = away
+    with proxy.refusing():
+        run = headwater("run", "fleet:flow", "--runner", runner, *options, cwd=tmp_path)
+        assert f"no answer from Kafka at {options[1]} within 10 s" in waits(run)
+    [plan, *batches, done] = told(run)
+    assert sum(plan["plan"]["lag"]) == done["records"] == sum(one["records"] for one in batches) > 0
+
+
+@ON_EVERY_RUNNER
+def test_a_signal_ends_a_run_that_waits_for_its_broker(
+    away: tuple[list[str], Proxy], tmp_path: Path, runner: str
+) -> None:
+    options, proxy = away
+    with proxy.refusing():
+        run = headwater("run", "fleet:flow", "--runner", runner, *options, cwd=tmp_path)
+        waits(run)
+        processes = descendants(run.pid)
+        run.send_signal(signal.SIGINT)
+        [done] = told(run)
+    assert (done["done"], done["records"]) == (True, 0)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes), 10, "the end of what it started")
 
 
 @ON_EVERY_RUNNER

@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -111,11 +110,23 @@ def test_a_broker_that_does_not_answer_is_one_line_with_the_remedy(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: File
 ) -> None:
     monkeypatch.setattr(opening, "Topics", partial(Topics, timeout=1))
+    monkeypatch.setattr(opening, "WAIT_SECONDS", 0.0)
     flow = fleet(world.topic)
     nowhere = KafkaSettings(f"{ports.LOOPBACK}:{ports.remembered(tmp_path, ['kafka'])['kafka']}")
     with pytest.raises(BrokerUnavailable, match=f"{nowhere.bootstrap}.*Check that the broker runs") as refused:
         run_local(flow, kafka=nowhere, stores=world.stores(flow), until_caught_up=True)
     assert "\n" not in str(refused.value)
+
+
+def test_a_start_that_waits_for_its_broker_ends_when_it_is_told_to(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: File
+) -> None:
+    monkeypatch.setattr(opening, "Topics", partial(Topics, timeout=1))
+    flow, stop = fleet(world.topic), threading.Event()
+    nowhere = KafkaSettings(f"{ports.LOOPBACK}:{ports.remembered(tmp_path, ['kafka'])['kafka']}")
+    with at_warning() as waiting:
+        waiting.action = stop.set
+        assert run_local(flow, kafka=nowhere, stores=world.stores(flow), stop=stop) == Report()
 
 
 def test_runs_of_one_flow_name_in_one_process_keep_their_states_and_clients_apart(
@@ -179,19 +190,6 @@ def frozen(world: World, tmp_path: File) -> Iterator[tuple[World, Callable[[], N
                 os.kill(broker, signal.SIGCONT)
 
 
-def wait_for(world: World) -> None:
-    """Wait until a broker that was frozen leads its partitions again."""
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            Topics(world.settings, timeout=10).marks(["legs"])
-        except BrokerUnavailable:
-            if time.monotonic() > deadline:
-                raise
-        else:
-            return
-
-
 @pytest.mark.slow
 def test_a_broker_that_is_away_for_a_while_is_waited_for(
     frozen: tuple[World, Callable[[], None], Callable[[], None]], caplog: pytest.LogCaptureFixture
@@ -229,9 +227,10 @@ def test_a_run_that_waits_for_its_broker_ends_when_it_is_told_to(
     with at_warning() as waiting:
         report = world.run(flow, max_records=20, progress=away, stop=stop, until_caught_up=False)
     assert report.batches >= 1
-    thaw()
-    wait_for(world)  # a run does not begin without its broker
-    world.run(flow)
+    with at_warning() as waiting:
+        waiting.action = thaw  # when the next run has begun to wait for its broker
+        world.run(flow)
+    assert waiting.action is None, "it was noticed"
     world.check(flow)
 
 

@@ -376,6 +376,7 @@ def test_a_broker_that_does_not_answer_is_one_line_with_the_remedy(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: File
 ) -> None:
     monkeypatch.setattr(opening, "Topics", partial(Topics, timeout=1))
+    monkeypatch.setattr(opening, "WAIT_SECONDS", 0.0)
     flow = fleet(world.topic)
     nowhere = KafkaSettings(f"{ports.LOOPBACK}:{ports.remembered(tmp_path, ['kafka'])['kafka']}")
     with pytest.raises(BrokerUnavailable, match=f"{nowhere.bootstrap}.*Check that the broker runs") as refused:
