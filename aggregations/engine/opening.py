@@ -24,6 +24,7 @@ from aggregations.run.start import EARLIEST, Starts, offsets, start_of
 from aggregations.run.turns import forget_beyond
 from persistence.compaction import compaction
 from persistence.kafka import KafkaSettings, Topics
+from persistence.kafka.errors import rejects_login
 from persistence.registry import preflight
 
 _LOG = logging.getLogger("headwater.engine")
@@ -145,7 +146,7 @@ def wait_and_open(
             return open_run(flow, planned=plans.append, **given)
         except Exception as error:
             left = deadline - time.monotonic()
-            if left < 0 or not may_pass(error):
+            if left < 0 or not may_pass(error) or rejects_login(error):
                 raise
             plans.clear()
             if str(error) != warned:

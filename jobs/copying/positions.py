@@ -112,7 +112,7 @@ class Positions:
             raise problem
 
     def _on_error(self, error: KafkaError) -> None:
-        self._connection = connection_trouble(error.str())
+        self._connection = connection_trouble(error, self._connection)
 
 
 def encoded(saved: dict[str, Any]) -> bytes:

@@ -288,4 +288,4 @@ class TopicRecords:
             self._consumer.close()
 
     def _on_error(self, error: KafkaError) -> None:
-        self._connection = connection_trouble(error.str())
+        self._connection = connection_trouble(error, self._connection)

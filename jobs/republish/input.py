@@ -397,6 +397,6 @@ class Input:
             )
 
     def _on_error(self, error: KafkaError) -> None:
-        self._connection = connection_trouble(error.str())
+        self._connection = connection_trouble(error, self._connection)
         if error.fatal():
             raise failure(error, "the consumer failed")

@@ -146,9 +146,21 @@ def passes(error: KafkaError) -> bool:
     return error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
 
 
-def connection_trouble(text: str) -> str:
-    """Librdkafka's report about a connection, without the time that it spent in a state."""
-    return re.sub(r" \(after (?:[^()]|\([^()]*\))*\)", "", text)
+def connection_trouble(error: KafkaError, before: str) -> str:
+    """What librdkafka reports about a connection, without the time that it spent in a state.
+
+    Args:
+        error: Its report. That all brokers are down only counts what was reported, so it replaces nothing.
+        before: What was reported before; empty for nothing.
+    """
+    if before and error.code() == KafkaError._ALL_BROKERS_DOWN:
+        return before
+    return re.sub(r" \(after (?:[^()]|\([^()]*\))*\)", "", error.str())
+
+
+def rejects_login(error: Exception) -> bool:
+    """Whether Kafka does not answer because the connection is not secured as it should be, or the login was rejected."""
+    return isinstance(error, BrokerUnavailable) and error.remedy == _CREDENTIALS
 
 
 def is_any(error: BrokerError, *codes: int) -> bool:

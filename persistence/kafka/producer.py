@@ -316,7 +316,7 @@ class AcknowledgedProducer:
 
     def _on_error(self, error: KafkaError) -> None:
         """Note the error: librdkafka restores connections by itself."""
-        self._connection = connection_trouble(error.str())
+        self._connection = connection_trouble(error, self._connection)
 
 
 def _number(config: Mapping[str, Any], name: str) -> int:

@@ -193,4 +193,4 @@ class BlockReader:
         return bool(offset < stop)
 
     def _on_error(self, error: KafkaError) -> None:
-        self._connection = connection_trouble(error.str())
+        self._connection = connection_trouble(error, self._connection)

@@ -398,7 +398,7 @@ class Topics:
         return broker_error(error.args[0], f"no answer from Kafka at {self._settings.bootstrap}", self._connection)
 
     def _on_error(self, error: KafkaError) -> None:
-        self._connection = connection_trouble(error.str())
+        self._connection = connection_trouble(error, self._connection)
 
 
 def _check_each(parts: Iterable[confluent_kafka.TopicPartition], doing: str) -> None:

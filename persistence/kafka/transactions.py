@@ -260,4 +260,4 @@ class TransactionalProducer:
 
     def _on_error(self, error: KafkaError) -> None:
         """Note the error: librdkafka restores connections by itself, and the calls report fatal ones."""
-        self._connection = connection_trouble(error.str())
+        self._connection = connection_trouble(error, self._connection)

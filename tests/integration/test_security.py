@@ -242,6 +242,7 @@ def test_a_wrong_password_and_a_wrong_authority_end_in_one_line_without_the_secr
         assert "Check security.protocol, the credentials and the CA certificate" in line
         assert PASSWORD not in said
         assert WRONG not in said
+        assert "Trying again" not in said
 
 
 def test_a_denied_topic_is_named_with_the_right_that_is_missing(

@@ -19,7 +19,7 @@ from persistence.kafka import (
     TopicMissing,
     Topics,
 )
-from persistence.kafka.errors import broker_error, connection_trouble
+from persistence.kafka.errors import broker_error, connection_trouble, rejects_login, unreachable
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,22 @@ def test_a_setting_that_no_client_knows_is_wrong_usage_for_every_command() -> No
 @pytest.mark.parametrize("more", ["", ", 30 identical error(s) suppressed"])
 def test_trouble_with_a_connection_is_reported_without_its_time(more: str) -> None:
     said = f"k:9092/bootstrap: Connection refused (after 0ms in state CONNECT{more})"
-    assert connection_trouble(said) == "k:9092/bootstrap: Connection refused"
+    for before in ("", "an earlier one"):
+        found = connection_trouble(KafkaError(KafkaError._TRANSPORT, said), before)
+        assert found == "k:9092/bootstrap: Connection refused"
+
+
+def test_that_all_brokers_are_down_hides_no_reason() -> None:
+    down = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
+    assert connection_trouble(down, "") == "1/1 brokers are down"
+    assert connection_trouble(down, "SASL authentication error") == "SASL authentication error"
+
+
+def test_a_rejected_login_is_told_apart_from_a_broker_that_is_away() -> None:
+    assert rejects_login(unreachable("no answer", "SASL authentication error: invalid credentials"))
+    assert rejects_login(unreachable("no answer", "SSL handshake failed: certificate verify failed"))
+    assert not rejects_login(unreachable("no answer", "Connection refused"))
+    assert not rejects_login(ValueError())
 
 
 class WithoutReason:

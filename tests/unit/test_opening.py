@@ -13,6 +13,7 @@ from aggregations.engine.retry import StoppedError
 from aggregations.errors import RunRefusedError
 from persistence.errors import Fenced, Transient
 from persistence.kafka import BrokerUnavailable
+from persistence.kafka.errors import unreachable
 from tests.support.driver import flow
 
 AWAY = [Transient("the store does not answer"), BrokerUnavailable("no answer from Kafka", "Check that the broker runs")]
@@ -57,7 +58,16 @@ def test_servers_that_do_not_answer_are_asked_again_and_the_last_plan_is_shown(
     assert [str(error) in line for error, line in zip(AWAY, told, strict=True)] == [True, True]
 
 
-@pytest.mark.parametrize("error", [RunRefusedError("unsafe"), Fenced("a newer run"), ValueError("a bug")], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [
+        RunRefusedError("unsafe"),
+        Fenced("a newer run"),
+        ValueError("a bug"),
+        unreachable("no answer", "SSL handshake failed"),
+    ],
+    ids=repr,
+)
 def test_what_does_not_pass_ends_the_start_at_once_with_its_plan(
     error: Exception, attempts: Callable[..., list[int]]
 ) -> None:
