@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from aggregations.definition.flow import Flow
 from aggregations.definition.operators import Publish, PublishStates, flattened
@@ -23,13 +23,17 @@ from aggregations.run.run import Run
 from aggregations.run.start import EARLIEST, Starts, offsets, start_of
 from aggregations.run.turns import forget_beyond
 from persistence.compaction import compaction
+from persistence.findings import Finding
 from persistence.kafka import KafkaSettings, Topics
 from persistence.kafka.errors import rejects_login
+from persistence.kafka.facts import TopicFacts
 from persistence.registry import preflight
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger("headwater.engine")
 WAIT_SECONDS = 60.0
-"""For how long a start tries again while a server does not answer: `default.api.timeout.ms` of Kafka's Java clients."""
+"""For how long a start asks again while a server does not answer: `default.api.timeout.ms` of Kafka's Java clients."""
 _PAUSE_SECONDS = 0.5
 
 
@@ -115,48 +119,19 @@ def outputs_of(flow: Flow[Any]) -> list[str]:
     ]
 
 
-def wait_and_open(
-    flow: Flow[Any],
-    *,
-    stop: threading.Event,
-    planned: Callable[[Plan], None] | None = None,
-    meanwhile: Callable[[], object] = lambda: None,
-    **given: Any,
-) -> Opening:
-    """Open a run as `open_run` does, and try again while a server does not answer, for `WAIT_SECONDS`.
-
-    An attempt that failed may have acquired an epoch: the next one acquires a newer one, like a process that was
-    started again.
-
-    Args:
-        flow: The flow.
-        stop: Set it to give up.
-        planned: Called for each source with its plan, after the last attempt.
-        meanwhile: Called after each failed attempt, for what the run is going to need in any case.
-        given: Further arguments of `open_run`.
-
-    Raises:
-        StoppedError: `stop` was set.
-        Exception: Those of `open_run`.
-    """
+def _answer(ask: Callable[[], T], stop: threading.Event) -> T:
+    """What servers answer; while one does not, ask all of them again."""
     deadline, warned = time.monotonic() + WAIT_SECONDS, ""
     while not stop.is_set():
-        plans: list[Plan] = []
         try:
-            return open_run(flow, planned=plans.append, **given)
+            return ask()
         except Exception as error:
             left = deadline - time.monotonic()
             if left < 0 or not may_pass(error) or rejects_login(error):
                 raise
-            plans.clear()
             if str(error) != warned:
                 _LOG.warning("start: %s. Trying again for up to %.0f s", error, left)
             warned = str(error)
-        finally:
-            if planned is not None:
-                for one in plans:
-                    planned(one)
-        meanwhile()
         stop.wait(_PAUSE_SECONDS)
     raise StoppedError
 
@@ -176,6 +151,7 @@ def open_run(
     only_looks: bool = False,
     sends: bool = True,
     rebuilding: Rebuilding | None = None,
+    stop: threading.Event | None = None,
 ) -> Opening:
     """Acquire an epoch, read the manifests, compare them with the broker, decide where to start, and note it.
 
@@ -184,18 +160,27 @@ def open_run(
         only_looks: Acquire no epoch and write nothing; all checks that could refuse the run are still made.
         sends: Outputs and dead letters are sent, and the group's offsets are known; otherwise `group` is None.
         rebuilding: The run is that of a rebuild.
+        stop: Servers that do not answer are asked again, for `WAIT_SECONDS` or until this is set; None to ask once.
+            It ends when all have answered, before an epoch is acquired: a start that waits fences nobody.
 
     Raises:
+        StoppedError: `stop` was set.
         RunRefusedError: It would be unsafe to continue and the risk is not accepted.
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer, or refuses a request.
     """
     sources, topics = list(flow.topics), Topics(kafka)
-    facts = topics.describe(sources)
     written = [*outputs_of(flow), *filter(None, (dead_letters, journal))] if sends else []
-    topics.check_rights(read=sources, write=written)
     streams = list(flow.parts[-1].topics)  # of a table, compaction keeps what is needed
-    for found in (compaction(topics.cleanup_policies(streams)), *map(preflight, dict.fromkeys(stores.values()))):
+
+    def ask() -> tuple[dict[str, TopicFacts], list[list[Finding]]]:
+        facts = topics.describe(sources)
+        topics.check_rights(read=sources, write=written)
+        policies = compaction(topics.cleanup_policies(streams))
+        return facts, [policies, *map(preflight, dict.fromkeys(stores.values()))]
+
+    facts, findings = ask() if stop is None else _answer(ask, stop)
+    for found in findings:
         refuse(found, accept)
         for finding in found:
             _LOG.warning("%s", finding)

@@ -10,7 +10,7 @@ from aggregations.definition.flow import Flow
 from aggregations.engine.clients import own_clients
 from aggregations.engine.engine import MAX_RECORDS, Engine
 from aggregations.engine.held import Rebuilding
-from aggregations.engine.opening import Opening, check_arguments, wait_and_open
+from aggregations.engine.opening import Opening, check_arguments, open_run
 from aggregations.engine.retry import StoppedError
 from aggregations.engine.sampling import ALL
 from aggregations.local.executor import LocalExecutor
@@ -63,7 +63,7 @@ def run_local(
         trigger_seconds: Persist interval: at most one batch in this time, in seconds.
         max_records: Maximum number of records of one batch; 0 for no limit.
         progress: Called after each batch with its report.
-        planned: Called once with the plan: where each partition starts.
+        planned: Called once for each source with its plan: where each partition starts.
         stop: Set it to end the run after the current batch, or while it waits for a server before its first batch. A
             batch that takes longer than 5 more seconds and has persisted nothing, or waits for a retry, is left to the
             next run.
@@ -88,9 +88,8 @@ def run_local(
     group = None if rebuilding is not None else group or flow.name
     stop = stop or threading.Event()
     try:
-        opening = wait_and_open(
+        opening = open_run(
             flow,
-            stop=stop,
             kafka=kafka,
             stores=stores,
             dead_letters=dead_letters,
@@ -102,8 +101,9 @@ def run_local(
             planned=planned,
             sends=rebuilding is None,
             rebuilding=rebuilding,
+            stop=stop if rebuilding is None else None,
         )
-    except StoppedError:
+    except StoppedError:  # while a server did not answer
         return Report()
     with local_engine(
         flow,

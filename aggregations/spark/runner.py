@@ -2,19 +2,15 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import Any
-
-from pyspark import SparkContext
 
 from aggregations.definition.arguments import check_type
 from aggregations.definition.flow import Flow
 from aggregations.engine.clients import own_clients
 from aggregations.engine.engine import MAX_RECORDS, Engine, finish
 from aggregations.engine.held import Rebuilding
-from aggregations.engine.opening import wait_and_open
+from aggregations.engine.opening import open_run
 from aggregations.engine.retry import StoppedError
 from aggregations.engine.sampling import ALL
 from aggregations.report import Report
@@ -110,20 +106,10 @@ def run_flow(
     )
     group = None if rebuilding is not None else group or flow.name
     stop = stop or threading.Event()
-    with ExitStack() as stack:
-        stack.enter_context(jvm_ahead(master, conf or {}))
-
-        @cache
-        def spark() -> SparkContext:
-            return stack.enter_context(
-                session(f"headwater {flow.name}", modules=modules, master=master, conf=conf, stop=stop)
-            )
-
+    with jvm_ahead(master, conf or {}):
         try:
-            opening = wait_and_open(
+            opening = open_run(
                 flow,
-                stop=stop,
-                meanwhile=spark,
                 kafka=kafka,
                 stores=stores,
                 dead_letters=dead_letters,
@@ -135,34 +121,38 @@ def run_flow(
                 planned=planned,
                 sends=rebuilding is None,
                 rebuilding=rebuilding,
+                stop=stop if rebuilding is None else None,
             )
-        except StoppedError:
+        except StoppedError:  # while a server did not answer
             return Report()
-        stack.callback(opening.run.close)
         try:
-            action = Action(spark(), flow)
+            with (
+                session(f"headwater {flow.name}", modules=modules, master=master, conf=conf, stop=stop) as spark,
+                own_clients(kafka, opening.topics, {}),
+            ):
+                engine = Engine(
+                    flow,
+                    opening,
+                    Action(spark, flow),
+                    kafka=kafka,
+                    dead_letters=dead_letters,
+                    group=group,
+                    progress=progress,
+                    stop=stop,
+                    metadata_max_age=metadata_max_age,
+                    journal=journal,
+                    journal_share=journal_share,
+                    sends=rebuilding is None,
+                    rebuilding=rebuilding,
+                )
+                return engine.stream(
+                    until_caught_up=until_caught_up,
+                    trigger_seconds=trigger_seconds,
+                    max_records=max_records,
+                    ends=None if rebuilding is None else rebuilding.until,
+                )
         except StoppedError:  # while Spark started
             finish(opening.run)
             return Report()
-        stack.enter_context(own_clients(kafka, opening.topics, {}))
-        engine = Engine(
-            flow,
-            opening,
-            action,
-            kafka=kafka,
-            dead_letters=dead_letters,
-            group=group,
-            progress=progress,
-            stop=stop,
-            metadata_max_age=metadata_max_age,
-            journal=journal,
-            journal_share=journal_share,
-            sends=rebuilding is None,
-            rebuilding=rebuilding,
-        )
-        return engine.stream(
-            until_caught_up=until_caught_up,
-            trigger_seconds=trigger_seconds,
-            max_records=max_records,
-            ends=None if rebuilding is None else rebuilding.until,
-        )
+        finally:
+            opening.run.close()

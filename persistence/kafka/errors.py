@@ -42,7 +42,7 @@ class TopicMissing(BrokerRefused):
 UNREACHABLE_REMEDY: Final = "Check that the broker runs and that the bootstrap address is right"
 MISSING_TOPIC_REMEDY: Final = "Create the topic, or correct its name; headwater does not create topics automatically"
 _CREDENTIALS = "Check security.protocol, the credentials and the CA certificate"
-_SECURITY: Final = re.compile(r"(?i)authenticat|sasl error|ssl handshake|certificate")
+_SECURITY: Final = re.compile(r"(?i)authenticat|sasl error|sasl .*(handshake|token)|ssl handshake|certificate")
 _SOON = "The cluster is electing a leader: try again"
 _RIGHTS = "Grant this user the permission (kafka-acls), or use another user"
 
@@ -159,8 +159,11 @@ def connection_trouble(error: KafkaError, before: str) -> str:
 
 
 def rejects_login(error: Exception) -> bool:
-    """Whether Kafka does not answer because the connection is not secured as it should be, or the login was rejected."""
-    return isinstance(error, BrokerUnavailable) and error.remedy == _CREDENTIALS
+    """Whether Kafka does not answer because of the security settings, as far as the connection reported it.
+
+    A handshake during which the connection broke does not count: so does one with a broker that is starting.
+    """
+    return isinstance(error, BrokerUnavailable) and error.remedy == _CREDENTIALS and "Disconnected" not in error.what
 
 
 def is_any(error: BrokerError, *codes: int) -> bool:

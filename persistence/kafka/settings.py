@@ -110,8 +110,10 @@ class KafkaSettings:
         Options set by the user win over `options`, the caller's defaults (underscores stand for dots). The
         client's log lines go to the Python logger `headwater.kafka`.
         """
-        # librdkafka waits up to ten seconds before it connects again; the Java client's default is one.
-        config: dict[str, Any] = {"client.id": "headwater", "logger": _LOG, "reconnect.backoff.max.ms": 1000}
+        config: dict[str, Any] = {"client.id": "headwater", "logger": _LOG}
+        if "reconnect.backoff.ms" not in self.options:  # it may be longer
+            # librdkafka waits up to ten seconds before it connects again; the Java client's default is one.
+            config["reconnect.backoff.max.ms"] = 1000
         config |= {name.replace("_", "."): value for name, value in options.items()}
         config |= self.options
         if on_error:

@@ -194,7 +194,12 @@ def test_that_all_brokers_are_down_hides_no_reason() -> None:
 def test_a_rejected_login_is_told_apart_from_a_broker_that_is_away() -> None:
     assert rejects_login(unreachable("no answer", "SASL authentication error: invalid credentials"))
     assert rejects_login(unreachable("no answer", "SSL handshake failed: certificate verify failed"))
+    for hint in ("SASL SCRAM-SHA-256 mechanism handshake failed: Broker: Unsupported SASL mechanism",
+                 "Failed to acquire SASL OAUTHBEARER token"):  # fmt: skip
+        assert rejects_login(unreachable("no answer", hint))
     assert not rejects_login(unreachable("no answer", "Connection refused"))
+    broken = "SSL handshake failed: Disconnected: connecting to a PLAINTEXT broker listener?"
+    assert not rejects_login(unreachable(f"no answer ({broken})", broken)), "a broker may be starting"
     assert not rejects_login(ValueError())
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from persistence.kafka import KafkaSettings, SettingsError
+from persistence.kafka import KafkaSettings, SettingsError, Topics
 from persistence.kafka.settings import is_secret
 
 SECRET = "hunter2-and-more"
@@ -105,3 +105,13 @@ def test_names_and_places_of_files_are_no_secrets(name: str) -> None:
 def test_the_client_gets_the_users_options_over_the_callers_defaults() -> None:
     config = KafkaSettings("k:1", {"linger.ms": "7"}).client(linger_ms=5, acks="all")
     assert (config["linger.ms"], config["acks"], config["bootstrap.servers"]) == ("7", "all", "k:1")
+
+
+@pytest.mark.parametrize("given", [{}, {"reconnect.backoff.ms": "2000"}, {"reconnect.backoff.max.ms": "500"}], ids=str)
+def test_a_client_connects_again_within_a_second_unless_the_user_says_otherwise(given: dict[str, str]) -> None:
+    settings = KafkaSettings("k:1", given)
+    config = settings.client()
+    assert config.get("reconnect.backoff.max.ms") == (
+        None if "reconnect.backoff.ms" in given else given.get("reconnect.backoff.max.ms", 1000)
+    )
+    Topics(settings)  # librdkafka accepts it
