@@ -43,9 +43,6 @@ offsets.topic.num.partitions=4
 transaction.state.log.num.partitions=4
 share.coordinator.state.topic.num.partitions=4
 group.initial.rebalance.delay.ms=0
-# A broker that was killed is admitted again when its previous registration expires.
-broker.session.timeout.ms=3000
-broker.heartbeat.interval.ms=500
 num.network.threads=2
 num.io.threads=4
 log.segment.bytes=268435456

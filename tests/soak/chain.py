@@ -220,6 +220,9 @@ class Chain:
             "advertised.listeners": f"{plain},CUT://{ports.LOOPBACK}:{self.proxies['kafka'].port}",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CUT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "inter.broker.listener.name": "PLAINTEXT",
+            # A broker that was killed is admitted again when its previous registration expires, by default after 9 s.
+            "broker.session.timeout.ms": "3000",
+            "broker.heartbeat.interval.ms": "500",
         }
 
     def _supervise(self) -> None:
