@@ -160,8 +160,8 @@ def open_run(
         only_looks: Acquire no epoch and write nothing; all checks that could refuse the run are still made.
         sends: Outputs and dead letters are sent, and the group's offsets are known; otherwise `group` is None.
         rebuilding: The run is that of a rebuild.
-        stop: Servers that do not answer are asked again, for `WAIT_SECONDS` or until this is set; None to ask once.
-            It ends when all have answered, before an epoch is acquired: a start that waits fences nobody.
+        stop: Servers that do not answer are asked again, for `WAIT_SECONDS` or until this is set; None to ask once, as a
+            rebuild does in any case. The wait ends before an epoch is acquired: a start that waits fences nobody.
 
     Raises:
         StoppedError: `stop` was set.
@@ -179,7 +179,7 @@ def open_run(
         policies = compaction(topics.cleanup_policies(streams))
         return facts, [policies, *map(preflight, dict.fromkeys(stores.values()))]
 
-    facts, findings = ask() if stop is None else _answer(ask, stop)
+    facts, findings = ask() if stop is None or rebuilding is not None else _answer(ask, stop)
     for found in findings:
         refuse(found, accept)
         for finding in found:

@@ -101,7 +101,7 @@ def run_local(
             planned=planned,
             sends=rebuilding is None,
             rebuilding=rebuilding,
-            stop=stop if rebuilding is None else None,
+            stop=stop,
         )
     except StoppedError:  # while a server did not answer
         return Report()

@@ -121,7 +121,7 @@ def run_flow(
                 planned=planned,
                 sends=rebuilding is None,
                 rebuilding=rebuilding,
-                stop=stop if rebuilding is None else None,
+                stop=stop,
             )
         except StoppedError:  # while a server did not answer
             return Report()
