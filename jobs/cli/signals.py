@@ -8,8 +8,11 @@ from contextlib import contextmanager
 from jobs.screen import say
 
 
-class Stopped(BaseException):
-    """A signal asked the program to stop while nothing was under way that has to be finished."""
+class Stopped(KeyboardInterrupt):
+    """A signal asked the program to stop while nothing was under way that has to be finished.
+
+    What Ctrl-C undoes without these commands, it undoes with them.
+    """
 
 
 def on_signals(stop: Callable[[], None], line: str, *, idle: Callable[[], bool]) -> None:

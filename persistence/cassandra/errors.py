@@ -71,7 +71,7 @@ def translate(error: BaseException, place: str, ref: FlowRef | StageRef | None =
     if isinstance(error, (ProtocolVersionUnsupported, UnsupportedOperation)):
         return Terminal(what, _VERSION, ref=ref)
     if isinstance(error, UnresolvableContactPoints):
-        return Terminal(f"none of the hosts has an address ({place})", _REACH, ref=ref)
+        return Transient(f"none of the hosts has an address ({place})", _REACH, ref=ref)
     if isinstance(error, Unavailable):
         return Transient(what, _REPLICAS, ref=ref)
     if isinstance(error, (OperationTimedOut, ReadTimeout, WriteTimeout, ReadFailure, WriteFailure)):

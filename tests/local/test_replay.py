@@ -18,6 +18,7 @@ from aggregations.engine import group_offsets
 from aggregations.engine.group_offsets import GroupOffsets
 from aggregations.engine.held import HELD
 from aggregations.errors import DefinitionChangedError, RunRefusedError
+from jobs.cli.signals import Stopped
 from jobs.dead_letters.redrive import redrive
 from jobs.explaining.explain import explain
 from jobs.replay import Swapped, abandon, plan_replay, pointer_of, rebuild, rollback, swap
@@ -269,6 +270,33 @@ def test_a_dead_letter_that_another_command_holds_while_others_are_sent_is_kept(
     with generations_of(site.old, world.stores(site.old)) as found:
         assert b"new" in dict(found.stores[0].scan(found.ref(2).stage(HELD)))
         assert found.pointer().closing == 0
+
+
+def test_a_signal_in_the_second_attempt_of_a_swap_leaves_the_live_generation_as_it_is(site: Site) -> None:
+    def died(_: Differences) -> bool:
+        raise Crash
+
+    def interrupted(*_: object, **__: object) -> Any:
+        raise Stopped
+
+    def pointer() -> Pointer:
+        return pointer_of(site.old, world.stores(site.old))
+
+    world = site.world
+    world.send(republished(legs(30)))
+    world.run(site.old)
+    site.rebuild(site.old)
+    with pytest.raises(Crash):
+        site.swap(site.old, agreed=died)
+    assert pointer().closing == 1
+    with pytest.raises(Stopped):
+        site.swap(site.old, runner=interrupted, take_over=True)
+    left = pointer()
+    assert left.rebuild is not None
+    assert (left.live, left.closing, left.rebuild.worker) == (1, 0, "")
+    world.send(republished(legs(40), range(30, 40)))
+    world.run(site.old)
+    world.check(site.old)
 
 
 def test_a_rebuild_that_died_between_the_starts_of_two_topics_begins_where_the_flow_began(

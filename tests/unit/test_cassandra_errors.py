@@ -33,6 +33,7 @@ TRANSIENT = [
     ConnectionResetError(104, "Connection reset by peer"),
     NoHostAvailable("Unable to connect", {"127.0.0.1": ConnectionRefusedError(111, "refused")}),
     NoHostAvailable("Unable to complete the operation against any hosts", {}),
+    cassandra.UnresolvableContactPoints({}),
 ]
 TERMINAL = {
     "headwater schema apply": [
@@ -54,7 +55,6 @@ TERMINAL = {
         OSError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number"),
     ],
     "Cassandra 4.0": [NoHostAvailable("", {"127.0.0.1": cassandra.UnsupportedOperation("v5")})],
-    "hosts, ports": [cassandra.UnresolvableContactPoints({})],
     "log": [code(protocol.SyntaxException, 0x2000, "no viable alternative")],
 }
 
