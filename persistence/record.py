@@ -84,7 +84,7 @@ def decode_record(value: bytes, ref: StageRef, key: bytes) -> StateRecord:
             raise Corrupt(f"the state has schema {schema}; this code reads {SCHEMA}", remedy, ref, key)
         record = _decoder.decode(body)
         histories = unpacked(record.lanes, record.retired)
-    except (DamagedError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (DamagedError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"the state cannot be read: {error}", ref=ref, key=key) from error
     holes = {name: frozenset(tuple(one) for one in positions) for name, positions in record.holes.items()}
     return StateRecord(record.definition, record.state, Histories(histories, holes), record.time, record.hole)

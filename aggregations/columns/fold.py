@@ -9,6 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from aggregations.columns.arrays import Ints, Mask
+from aggregations.columns.float_fold import OF_FLOATS, fold_floats
 from aggregations.columns.record_text import TEXT, WHOLE, Values
 from aggregations.columns.records import States, Texts
 from aggregations.definition.aggregates import (
@@ -236,10 +237,14 @@ def _fold_others(
     """Fold fields whose states are not integers, key by key; return their texts."""
     texts = Texts(values)
     places = {name: i for i, name in enumerate(fields.fields)}
-    grouping = {name: field for name, field in others.items() if not isinstance(field, SequenceAggregate)}
+    grouping: dict[str, FieldAggregate] = {}
     for name, field in others.items():
         if isinstance(field, SequenceAggregate):
             _fold_sequence(places[name], field, inputs.get_column(name), keys, at, stored, texts, unfit)
+        elif type(field) in OF_FLOATS and inputs.schema[name].is_float():
+            fold_floats(places[name], field, inputs.get_column(name), keys, stored, texts, unfit)
+        else:
+            grouping[name] = field
     if not grouping:
         return texts.joined()
     grouped = _partials(grouping, inputs.with_columns(pl.Series(CODE, keys)))
@@ -315,7 +320,6 @@ def _partials(fields: Mapping[str, FieldAggregate], rows: pl.DataFrame) -> pl.Da
     aggregates: list[pl.Expr] = []
     for name, field in fields.items():
         value = pl.col(name)
-        dtype = rows.schema[name]
         if field.ordered:
             known = value.is_not_null()
             if field.by is not None:
@@ -327,12 +331,10 @@ def _partials(fields: Mapping[str, FieldAggregate], rows: pl.DataFrame) -> pl.Da
                 places = places.sort_by(by, maintain_order=True)
             aggregates.append((places.first() if field.kind == "first" else places.last()).alias(f"{name}{_BATCH}"))
             continue
-        if isinstance(field, Total | Mean) and not dtype.is_float():
+        if isinstance(field, Total | Mean):
             # A value that does not fit is null here, and also too large for the sum of sizes to be safe.
             casts += [value.cast(pl.Int64, strict=False), value.cast(pl.Float64).abs().alias(f"{name}{_SIZE}")]
             aggregates.append(pl.col(f"{name}{_SIZE}").sum())
-        elif dtype == pl.Float32:
-            casts.append(value.cast(pl.Float64))
         aggregates.append(field.batch(value).alias(f"{name}{_BATCH}"))
     frame = rows.with_columns(pl.int_range(pl.len()).alias(_PLACE), *casts)
     return frame.group_by(CODE).agg(aggregates)

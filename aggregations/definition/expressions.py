@@ -52,6 +52,7 @@ _PYTHON = frozenset({"AnonymousFunction", "PythonFunction", "PythonUdf", "Python
 _NAMES = frozenset(
     {"Column", "Literal", "ListExpr", "StringExpr", "StructExpr", "ArrayExpr", "TemporalExpr", "BinaryNamespace"}
 )
+_OF_LISTS = frozenset({"ListExpr", "ArrayExpr"})
 
 
 def parsed(argument: Expression) -> pl.Expr:
@@ -71,7 +72,10 @@ def expression(argument: Expression) -> pl.Expr:
         raise FlowError(f"{argument if isinstance(argument, str) else found} selects several columns; name each one")
     if found.meta.is_column():
         return found
-    for node in _nodes(_tree(found)):
+    tree = _tree(found)
+    for node in _nodes(tree):
+        if node == "ToPhysical" and '"Categorical": {' in json.dumps(tree):
+            raise FlowError(f"{found} numbers texts in the order in which a process sees them; cast to pl.Enum instead")
         if node in _PYTHON:
             raise FlowError(f"{found} contains Python code; pass a plain function of the element instead")
         if node in _SEVERAL_ROWS:
@@ -143,6 +147,8 @@ def _nodes(tree: Any) -> Iterator[str]:
                 yield from _nodes([one for one in below if not isinstance(one, str)])
             elif name not in _NAMES:
                 yield from _nodes(below)
+            elif name in _OF_LISTS and "Sample" in below:
+                yield "Sample"
     elif isinstance(tree, list):
         for below in tree:
             yield from _nodes(below)

@@ -16,8 +16,8 @@ from aggregations.definition.aggregates import At
 from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate
-from aggregations.definition.folds import Fold, check_state
-from aggregations.per_message.folding import Inputs, copied, usable
+from aggregations.definition.folds import copied, returned
+from aggregations.per_message.folding import Inputs, usable
 
 _NOWHERE: At = ((), "")
 
@@ -58,7 +58,7 @@ def fold_elements(
                 if isinstance(fold, Fields):
                     state = fold.add(state, usable(inputs[row]), _NOWHERE if at is None else at[row])
                 else:
-                    state = _called(fold, state, elements[row])
+                    state = returned(fold.fold(state, elements[row]), state)
                 if emit is not None:
                     # Also by value: emitted elements must not change when the state changes later.
                     passed[row] = list(emit(elements[row], copied(state)))
@@ -67,9 +67,3 @@ def fold_elements(
         if not unfit[code]:
             texts.put(0, code, state)
     return Folded(values, texts.joined(), unfit), passed
-
-
-def _called(fold: Fold[Any], state: Any, element: Any) -> Any:
-    state = fold.fold(state, element)
-    check_state(state)
-    return state

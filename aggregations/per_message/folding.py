@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-import msgspec
-
 from aggregations.definition.element import Element
 from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate
-from aggregations.definition.folds import check_state
+from aggregations.definition.folds import copied, returned
 from aggregations.definition.schemas import Schema
 from aggregations.per_message.arrivals import Arrival
 from aggregations.per_message.emitting import emitted_row
@@ -18,11 +16,6 @@ from envelope import EnvelopeError
 
 Inputs: TypeAlias = Mapping[str, Any] | EnvelopeError
 """Inputs of a stage's fields for one element, by name, or why they cannot be evaluated."""
-
-
-def copied(state: Any) -> Any:
-    """A copy of a state, as it would be after it was stored and loaded."""
-    return msgspec.json.decode(msgspec.json.encode(state))
 
 
 def usable(inputs: Inputs) -> Mapping[str, Any]:
@@ -68,12 +61,11 @@ def fold_one(stage: Aggregate, state: Any, arrival: Arrival, types: Schema) -> t
 
 
 def _fold_into(stage: Aggregate, before: Any, arrival: Arrival, types: Schema) -> tuple[Any, tuple[Element[Any], ...]]:
-    element, state, inputs = arrival.element, before, inputs_of(arrival)
+    element, inputs = arrival.element, inputs_of(arrival)
     if isinstance(stage.fold, Fields):
         state = stage.fold.add(before, inputs, (arrival.standing.position, arrival.standing.lane))
     else:
-        state = stage.fold.fold(state, element)
-        check_state(state)
+        state = returned(stage.fold.fold(before, element), before)
     if stage.emit is None:
         return state, (element,)
     if isinstance(stage.emit, Emit):

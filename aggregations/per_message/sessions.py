@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from aggregations.definition.folds import copied
 from aggregations.definition.operators import Aggregate
 from aggregations.definition.sessions import MOST_SESSIONS, TOO_MANY, Sessions, near
 from envelope import EnvelopeError, Reason
@@ -49,7 +50,7 @@ def state_at(stage: Aggregate, sessions: Sessions, time_us: int) -> Any:
 def _merged(stage: Aggregate, joined: Sequence[Any]) -> Any:
     fold: Any = stage.fold
     if not joined:
-        return fold.zero()
+        return copied(fold.zero())
     state = joined[0][2]
     for _, _, other in joined[1:]:
         state = fold.merge(state, other)

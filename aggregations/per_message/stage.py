@@ -8,6 +8,7 @@ from typing import Any
 from aggregations.definition.element import Element
 from aggregations.definition.emit import Emit
 from aggregations.definition.flow import Aggregate
+from aggregations.definition.folds import copied
 from aggregations.definition.inputs import SiblingPolicy, siblings_of
 from aggregations.definition.schemas import Schema
 from aggregations.definition.sessions import remaining
@@ -15,7 +16,7 @@ from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.closed import has_expired, judge_closed, reason_of, taken_by
 from aggregations.per_message.emitting import emitted_row
-from aggregations.per_message.folding import copied, fold_one, inputs_of, time_of
+from aggregations.per_message.folding import fold_one, inputs_of, time_of
 from aggregations.per_message.ledger import Entry
 from aggregations.per_message.sessions import state_at
 from aggregations.per_message.times import latest
@@ -279,7 +280,7 @@ def _fold_key(
             continue
         kept = copied(state) if careful else None
         try:
-            base = stage.fold.zero() if has_expired(stage, time_us, arrival) else state
+            base = copied(stage.fold.zero()) if has_expired(stage, time_us, arrival) else state
             state, emitted = fold_one(stage, base, arrival, types)
         except Exception as error:  # user code may raise anything
             result.failures.append((i, _cause(stage, error)))
@@ -317,7 +318,7 @@ def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival, 
     if stage.emit is None:
         return Decided(arrival, decision, emitted=(element,))
     state = loaded.get(arrival.key, KeyState()).fold
-    state = stage.zero() if state is None else copied(state)
+    state = copied(stage.zero() if state is None else state)
     try:
         if stage.sessions is not None:
             state = state_at(stage, state, time_of(element))

@@ -59,7 +59,8 @@ _REFUSED: Final[dict[int, str]] = {
     KafkaError.SASL_AUTHENTICATION_FAILED: _CREDENTIALS,
     KafkaError._AUTHENTICATION: _CREDENTIALS,
     KafkaError._SSL: _CREDENTIALS,
-    KafkaError.MSG_SIZE_TOO_LARGE: "Raise max.message.bytes of the topic, or send smaller messages",
+    KafkaError.MSG_SIZE_TOO_LARGE: "Raise max.message.bytes of the topic, or send smaller messages. If the Kafka settings "
+    "contain message.max.bytes, raise it as well",
     KafkaError.TOPIC_EXCEPTION: "Topic names have 1 to 249 letters, digits, dots, underscores and dashes",
     KafkaError.INVALID_PARTITIONS: "Partitions can be added to a topic, but not removed",
     KafkaError.UNKNOWN_MEMBER_ID: "The group has running members: stop them first",

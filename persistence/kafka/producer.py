@@ -32,7 +32,8 @@ BY_KEY: Final = -1
 """Used instead of a partition number: the key decides."""
 _QUEUE_MESSAGES: Final = 500_000
 _QUEUE_KBYTES: Final = 256 * 1024
-_MESSAGE_BYTES: Final = 1_000_000  # librdkafka's default
+# A topic sets the limit of its records; one that is larger than this would not fit into the queue.
+_MESSAGE_BYTES: Final = _QUEUE_KBYTES * 1024 // 2
 _SLICE_SECONDS: Final = 0.5  # flush in slices: a signal handler runs between two of them
 
 

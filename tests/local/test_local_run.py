@@ -1,9 +1,11 @@
 """How a run without Spark begins, waits for a broker, is stopped and ends."""
 
+import json
 import logging
 import os
 import signal
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -12,6 +14,10 @@ from pathlib import Path as File
 
 import pytest
 
+from aggregations.definition.aggregates import count
+from aggregations.definition.fields import Fields
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
 from aggregations.engine import opening
 from aggregations.errors import FlowError
 from aggregations.local import run_local
@@ -21,7 +27,7 @@ from jobs import stack
 from jobs.stack import ports
 from persistence.commit.faults import Fault, FaultOutcome, Injector, use
 from persistence.errors import Terminal
-from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics
+from persistence.kafka import AcknowledgedProducer, BrokerUnavailable, KafkaSettings, Topics
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
 from tests.support.flows import PATHS, Path, fleet, totals
@@ -89,6 +95,24 @@ def test_a_store_or_broker_that_fails_for_a_moment_is_asked_again_within_the_run
     assert caplog.text.count("injected at") == len(faults)
     world.check(flow)
     assert world.results(flow, "carrier") == totals(sent, "carrier")
+
+
+def test_records_as_large_as_their_topics_accept_are_published_and_become_dead_letters(
+    world: World, topic: Callable[..., str]
+) -> None:
+    large, dead, out = (topic(name=name, max_message_bytes=3_000_000) for name in ("large", "dead", "out"))
+    source = Topic(large, Json({"k": str, "text": str}), envelope=False)
+    flow = Flow(f"f-{uuid.uuid4().hex}").source(source).publish(out, key="k").aggregate("k", "k", Fields(n=count()))
+    stores = bind(flow, {}, f"lmdb://{world.directory}/large")
+    text = "x" * 1_030_000
+    with AcknowledgedProducer(world.settings) as producer:
+        for value in (json.dumps({"k": "a", "text": text}), text * 2):
+            producer.send(large, value.encode(), b"a")
+        producer.flush()
+    report = run_local(flow, kafka=world.settings, stores=stores, dead_letters=dead, until_caught_up=True)
+    assert (report.records, report.outputs) == (2, 1)
+    assert [len(one.value or b"") > len(text) for one in world.records(out)] == [True]
+    assert [one.value for one in world.records(dead)] == [2 * text.encode()]
 
 
 def test_a_store_in_the_memory_of_one_process_is_refused(world: World) -> None:

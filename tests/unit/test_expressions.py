@@ -37,6 +37,8 @@ SEVERAL_ROWS = {
     "bits of all rows": X.bitwise_and(),
     "the smallest by another column": X.min_by("y"),
     "a sample": X.sample(1),
+    "a sample of a list": pl.col("l").list.sample(1),
+    "a sample of a list's elements": pl.col("l").list.eval(pl.element().sample(1)),
     "row numbers": pl.int_range(pl.len()),
     "a rolling sum": X.rolling_sum(2),
     "the head up to another column": X.head(pl.col("y")),
@@ -78,6 +80,13 @@ def test_an_expression_over_several_rows_is_refused(found):
 @pytest.mark.parametrize("found", ONE_ROW.values(), ids=ONE_ROW)
 def test_an_expression_over_one_row_is_accepted(found):
     assert expression(found) is found
+
+
+def test_numbers_of_texts_that_depend_on_what_the_process_has_seen_are_refused():
+    with pytest.raises(FlowError, match=r"pl\.Enum"):
+        expression(pl.col("s").cast(pl.Categorical).to_physical())
+    assert expression(pl.col("s").cast(pl.Enum(["a", "b"])).to_physical()) is not None
+    assert expression(pl.col("t").dt.date().to_physical()) is not None
 
 
 @pytest.mark.parametrize("found", ["^x.*$", pl.all(), pl.col("x", "y"), pl.exclude("y")], ids=str)
