@@ -145,19 +145,30 @@ def test_a_record_that_the_topic_refuses_is_an_error_of_flush_and_the_producer_g
 
 
 def test_a_record_over_the_clients_limit_is_refused_at_once_and_nothing_goes_on_behind_it(
-    kafka: str, topic: Callable[..., str], producer: AcknowledgedProducer, topics: Topics
+    kafka: str, topic: Callable[..., str], make: Callable[..., AcknowledgedProducer], topics: Topics
 ) -> None:
     name = topic()
-    with pytest.raises(BrokerRefused, match="too large"):
-        producer.send(name, bytes(2_000_000))
-    with pytest.raises(BrokerRefused, match="too large"):
-        producer.send_many(
-            name, [Outgoing(value=b"%d" % i if i != 100 else bytes(2_000_000), key=b"k") for i in range(9000)]
-        )
-    producer.flush()
+    with make(KafkaSettings(kafka), delivery_timeout=20, message_max_bytes=1_000_000) as producer:
+        with pytest.raises(BrokerRefused, match=r"too large.*message\.max\.bytes"):
+            producer.send(name, bytes(2_000_000))
+        with pytest.raises(BrokerRefused, match="too large"):
+            producer.send_many(
+                name, [Outgoing(value=b"%d" % i if i != 100 else bytes(2_000_000), key=b"k") for i in range(9000)]
+            )
+        producer.flush()
     arrived = read(kafka, name, 1, topics.marks([name])[name, 0].high)
     assert [record.value() for record in arrived] == [b"%d" % i for i in range(len(arrived))]
     assert len(arrived) <= 100
+
+
+def test_a_record_that_does_not_fit_into_the_queue_is_refused(
+    topic: Callable[..., str], producer: AcknowledgedProducer
+) -> None:
+    name = topic()
+    with pytest.raises(BrokerRefused, match="too large"):
+        producer.send(name, bytes(129 << 20))
+    producer.send(name, b"small")
+    producer.flush()
 
 
 def test_a_topic_that_is_not_there_is_refused_with_the_remedy(
