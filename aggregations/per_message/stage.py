@@ -20,7 +20,7 @@ from aggregations.per_message.folding import fold_one, inputs_of, time_of
 from aggregations.per_message.ledger import Entry
 from aggregations.per_message.sessions import state_at
 from aggregations.per_message.times import latest
-from envelope import Decision, Histories, Node, Reason, Route, Siblings, Standing, Verdict
+from envelope import Decision, Histories, Node, Position, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.eviction import GrowthFullError
 from envelope.dedup.histories import HolesFullError, in_order
 from envelope.dedup.room import Room
@@ -188,8 +188,9 @@ def fold_stage(
             by_record[arrival.element.own].append(i)
     failed = {own: cause for own, cause in (excluded or {}).items() if own in by_record}
     arrivals = list(arrivals)
+    copies = _copies_of(arrivals)
     for own in failed:
-        _accept_copies(arrivals, by_key, by_record[own])
+        _accept_copies(arrivals, copies, by_record[own])
     results: dict[bytes, _Folded] = {}
     # In an order that depends only on the batch: it may decide which of two records fails.
     todo = dict.fromkeys(sorted(by_key))
@@ -207,19 +208,30 @@ def fold_stage(
             own = arrivals[i].element.own
             if own not in failed:
                 failed[own] = cause
-                _accept_copies(arrivals, by_key, by_record[own])
+                _accept_copies(arrivals, copies, by_record[own])
                 todo |= dict.fromkeys(arrivals[sibling].key for sibling in by_record[own])
     passing = {i: _pass(stage, loaded, one, types) for i, one in enumerate(arrivals) if one.transit}
     return _outcome(stage, arrivals, results, loaded, failed, by_record, siblings, passing, holes=holes)
 
 
-def _accept_copies(arrivals: list[Arrival], by_key: Mapping[bytes, Sequence[int]], died: Sequence[int]) -> None:
+def _copies_of(arrivals: Sequence[Arrival]) -> Mapping[tuple[bytes, str, Position], Sequence[int]]:
+    """Redriven copies by key, group and position."""
+    found: dict[tuple[bytes, str, Position], list[int]] = defaultdict(list)
+    for i, arrival in enumerate(arrivals):
+        if arrival.standing.route is Route.COPY and not arrival.transit:
+            found[arrival.key, arrival.standing.group, arrival.standing.position].append(i)
+    return found
+
+
+def _accept_copies(
+    arrivals: list[Arrival], copies: Mapping[tuple[bytes, str, Position], Sequence[int]], died: Sequence[int]
+) -> None:
     """Accept redriven copies that arrive in the same batch in which their record is rejected."""
     for i in died:
         dead = arrivals[i]
-        for j in by_key[dead.key]:
+        for j in copies.get((dead.key, dead.standing.group, dead.standing.position), ()):
             one = arrivals[j].standing
-            if one.route is Route.COPY and (one.group, one.position) == (dead.standing.group, dead.standing.position):
+            if one.route is Route.COPY:
                 route = Route.DEAD_LETTER if dead.element.again else Route.MISSING
                 arrivals[j] = replace(arrivals[j], standing=replace(one, route=route))
 
@@ -381,7 +393,7 @@ def _outcome(
                     states[key] = replace(states[key], hole_us=latest(state.hole_us, arrivals[i].time_us))
             except HolesFullError as error:
                 raise HolesFullError(
-                    f"stage {stage.name}, {own} ({cause[0].value}): {error} (fix the flow and start it again, or "
+                    f"stage {stage.name}, {own} ({cause.reason.value}: {cause.raised or cause.detail}): {error} (fix the flow and start it again, or "
                     "discard dead letters with `headwater discard`)"
                 ) from None
     decided = []

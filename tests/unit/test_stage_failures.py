@@ -201,7 +201,7 @@ def test_records_excluded_because_a_sibling_failed_elsewhere_are_rejected_with_t
 
 def test_more_holes_than_allowed_stop_the_batch():
     histories = Histories(holes={LANE: frozenset((n, 0) for n in range(1024))})
-    with pytest.raises(HolesFullError, match=r"stage \w+, \w+:0:2000 \(fold_failed\): .*redrive"):
+    with pytest.raises(HolesFullError, match=r"stage \w+, \w+:0:2000 \(fold_failed: \w+Error at .*\): .*redrive"):
         fold([arrival(2000, value="bad")], {b"k": KeyState(None, histories, 1)})
 
 
