@@ -182,13 +182,16 @@ def fold_stage(
     """
     by_key: dict[bytes, list[int]] = defaultdict(list)
     by_record: dict[Node, list[int]] = defaultdict(list)
+    copies: dict[tuple[bytes, str, Position], list[int]] = defaultdict(list)
     for i, arrival in enumerate(arrivals):
         if not arrival.transit:
             by_key[arrival.key].append(i)
             by_record[arrival.element.own].append(i)
+            standing = arrival.standing
+            if standing.route is Route.COPY:
+                copies[arrival.key, standing.group, standing.position].append(i)
     failed = {own: cause for own, cause in (excluded or {}).items() if own in by_record}
     arrivals = list(arrivals)
-    copies = _copies_of(arrivals)
     for own in failed:
         _accept_copies(arrivals, copies, by_record[own])
     results: dict[bytes, _Folded] = {}
@@ -212,15 +215,6 @@ def fold_stage(
                 todo |= dict.fromkeys(arrivals[sibling].key for sibling in by_record[own])
     passing = {i: _pass(stage, loaded, one, types) for i, one in enumerate(arrivals) if one.transit}
     return _outcome(stage, arrivals, results, loaded, failed, by_record, siblings, passing, holes=holes)
-
-
-def _copies_of(arrivals: Sequence[Arrival]) -> Mapping[tuple[bytes, str, Position], Sequence[int]]:
-    """Redriven copies by key, group and position."""
-    found: dict[tuple[bytes, str, Position], list[int]] = defaultdict(list)
-    for i, arrival in enumerate(arrivals):
-        if arrival.standing.route is Route.COPY and not arrival.transit:
-            found[arrival.key, arrival.standing.group, arrival.standing.position].append(i)
-    return found
 
 
 def _accept_copies(
@@ -393,8 +387,8 @@ def _outcome(
                     states[key] = replace(states[key], hole_us=latest(state.hole_us, arrivals[i].time_us))
             except HolesFullError as error:
                 raise HolesFullError(
-                    f"stage {stage.name}, {own} ({cause.reason.value}: {cause.raised or cause.detail}): {error} (fix the flow and start it again, or "
-                    "discard dead letters with `headwater discard`)"
+                    f"stage {stage.name}, {own} ({cause.reason.value}: {cause.raised or cause.detail}): {error} "
+                    "(fix the flow and start it again, or discard dead letters with `headwater discard`)"
                 ) from None
     decided = []
     for i, arrival in enumerate(arrivals):
