@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aggregations.definition.source import Json, Raw, Topic
     from aggregations.definition.window_columns import window_columns
     from aggregations.definition.windows import Window, hopping, tumbling
+    from aggregations.engine.options import RunOptions
     from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedError
     from aggregations.local import run_local
     from aggregations.run.binding import bind
@@ -44,6 +45,7 @@ __all__ = [
     "MemoryRunner",
     "Raw",
     "Record",
+    "RunOptions",
     "RunRefusedError",
     "SessionWindow",
     "Snapshot",
@@ -87,6 +89,7 @@ _MODULES: Final = {
     "definition.source": ("Json", "Raw", "Topic"),
     "definition.window_columns": ("window_columns",),
     "definition.windows": ("Window", "hopping", "tumbling"),
+    "engine.options": ("RunOptions",),
     "errors": ("DefinitionChangedError", "FlowError", "RunRefusedError"),
     "run.binding": ("bind",),
     "run.memory": ("MemoryRunner",),

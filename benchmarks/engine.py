@@ -25,8 +25,8 @@ from aggregations.definition.aggregates import count, maximum, total
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
+from aggregations.engine.options import RunOptions
 from aggregations.local import run_local
-from aggregations.run.binding import bind
 from aggregations.run.states import state_of
 from aggregations.spark import run_flow
 from aggregations.spark.session import session
@@ -135,11 +135,13 @@ def measure(flow, runner, args, settings, pids, url, on_spark):
 
     report = {"spark": run_flow, "local": run_local}[runner](
         flow,
-        kafka=settings,
-        stores=bind(flow, {}, url),
-        dead_letters=f"{flow.inputs[0].topic.name}.dlq",
-        until_caught_up=True,
-        max_records=args.batch,
+        RunOptions(
+            kafka=settings,
+            stores=url,
+            dead_letters=f"{flow.inputs[0].topic.name}.dlq",
+            until_caught_up=True,
+            max_records=args.batch,
+        ),
         progress=note,
         **on_spark,
     )

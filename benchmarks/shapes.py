@@ -32,7 +32,7 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.lookups import LatestRow
 from aggregations.definition.source import Json, Topic
 from aggregations.definition.windows import tumbling
-from aggregations.run.binding import bind
+from aggregations.engine.options import RunOptions
 from aggregations.run.states import state_of
 from aggregations.spark import run_flow
 from aggregations.spark.session import session
@@ -183,12 +183,14 @@ def fold(shape, topic, settings, servers, url, batch):
 
     run_flow(
         flow,
-        kafka=settings,
-        stores=bind(flow, {}, url),
-        dead_letters="dead",
-        journal=JOURNAL if shape == "journal" else None,
-        until_caught_up=True,
-        max_records=batch,
+        RunOptions(
+            kafka=settings,
+            stores=url,
+            dead_letters="dead",
+            journal=JOURNAL if shape == "journal" else None,
+            until_caught_up=True,
+            max_records=batch,
+        ),
         progress=note,
     )
     stage = FlowRef("bench").stage(flow.stages[-1].name)

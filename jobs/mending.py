@@ -3,13 +3,14 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from aggregations.definition.flow import Flow, Stage
+from aggregations.engine.options import RunOptions
 from aggregations.errors import RunRefusedError
 from aggregations.per_message.ledger import Ledger
 from aggregations.report import Report
@@ -109,17 +110,13 @@ class Mended:
 
 def mend(
     flow: Flow[Any],
+    options: RunOptions,
     *,
-    kafka: KafkaSettings,
-    stores: Mapping[str, str],
     stage: str,
     keys: Sequence[bytes],
     apply: bool = False,
     why: str = "",
-    generation: int | None = None,
     snapshot: Place | None = None,
-    journal: str | None = None,
-    accept: Sequence[str] = (),
     sample: int = SAMPLE,
     work: Path = WORK,
     progress: Told = silent,
@@ -132,16 +129,13 @@ def mend(
 
     Args:
         flow: The flow, with the definition that made the states.
-        kafka: Settings of the Kafka cluster.
-        stores: URL of the store by stage name, from `bind`.
+        options: Options of its runs: cluster, stores, accepted risks, and the journal, for a stage behind a lookup. The
+            generation must be the live one, or None for it.
         stage: Name of the stage.
         keys: Its keys, in all windows.
         apply: Write the mended states; otherwise only compare.
         why: The reason, for the audit.
-        generation: Must be the live generation; None for it.
         snapshot: File of `headwater snapshot` to begin with; None for the flow's start.
-        journal: The flow's journal, for a stage behind a lookup; None if it has none.
-        accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
         sample: Differences that are kept.
         work: Directory for the states of the fold.
         progress: Is told of progress.
@@ -156,21 +150,19 @@ def mend(
     if not flow.stages:
         raise RunRefusedError(f"flow {flow.name} has no stage, so it keeps no states to mend")
     [name] = chosen_stages([flow], [stage])
-    chosen = flow.stage(name)
-    with workspace(work) as directory, closing(look_at_live(flow, stores, generation)) as run:
+    chosen, options = flow.stage(name), options.bound(flow)
+    kafka = options.broker
+    with workspace(work) as directory, closing(look_at_live(flow, options.urls, options.generation)) as run:
         manifest = check_can_mend(run, MENDS, lambda one: growths_of(one, kafka))
         own = own_stores(flow, directory / "states")
         begun = restored(flow, own, snapshot, run.ref.generation)
         with closing(Reader(kafka)) as reader:
             history = recorded(flow, manifest, begun, reader)
-            turns = _turns(reader, journal, run, chosen, history)
+            turns = _turns(reader, options.journal, run, chosen, history)
         report = fold(
             flow,
             history,
-            own,
-            kafka=kafka,
-            generation=run.ref.generation,
-            accept=accept,
+            replace(options, stores=own, generation=run.ref.generation),
             what="records folded",
             progress=progress,
             turns=turns,

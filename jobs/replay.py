@@ -1,12 +1,13 @@
 """Rebuilds the states of a flow into a new generation while the live one goes on, and swaps the two."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from aggregations.definition.flow import Flow
-from aggregations.engine.engine import MAX_RECORDS
+from aggregations.engine.options import RunOptions
 from aggregations.errors import RunRefusedError
 from aggregations.local.runner import run_local
 from aggregations.report import Report
@@ -41,7 +42,7 @@ from jobs.replaying.results import Differences, Replayed, Swapped
 from jobs.replaying.swapping import at_work, swap_rebuild
 from jobs.snapshot_places import Place
 from persistence.findings import Finding
-from persistence.kafka import KafkaSettings, Topics
+from persistence.kafka import Topics
 from persistence.pointer import Pointer
 
 __all__ = [
@@ -67,13 +68,10 @@ def _no_progress(_done: int, _total: int | None) -> None:
 
 def plan_replay(
     flow: Flow[Any],
+    options: RunOptions,
     *,
-    kafka: KafkaSettings,
-    stores: Mapping[str, str],
-    generation: int | None = None,
     redefine: bool = False,
     snapshot: Place | None = None,
-    accept: Sequence[str] = (),
     sample: int = SAMPLE,
     against: Flow[Any] | None = None,
     work: Path = WORK,
@@ -83,13 +81,9 @@ def plan_replay(
 
     Args:
         flow: The flow, with the definition of the new states.
-        kafka: Settings of the Kafka cluster.
-        stores: URL of the store by stage name, from `bind`.
-        generation: The live generation of a flow whose stores have no pointer yet; None for 1.
+        options: As for `rebuild`.
         redefine: The new states have another definition.
         snapshot: As for `rebuild`.
-        accept: `lost-records`: records that Kafka has deleted may be missing in the new states. `newest-rows`: lookups may
-            find the newest rows of their tables. And the risks of a run.
         sample: Differences of each stage that are kept, if the rebuild has begun.
         against: As for `swap`.
         work: As for `swap`.
@@ -100,10 +94,12 @@ def plan_replay(
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer.
     """
-    check_accept(flow.name, stores, accept)
-    with generations_of(flow, stores) as found:
+    options = options.bound(flow)
+    check_accept(flow.name, options.urls, options.accept)
+    kafka = options.broker
+    with generations_of(flow, options.urls) as found:
         pointer = found.pointer()
-        live = live_of(found, pointer, generation)
+        live = live_of(found, pointer, options.generation)
         redefined = _check(found, pointer, live, redefine=redefine)
         check_against(found, live, against)
         if pointer.rebuild is not None:
@@ -127,25 +123,20 @@ def plan_replay(
         return ReplayPlan(
             *(flow.name, live, number, pointer.rebuild is not None, redefined, ranges, keys, rate, pointer, differ),
             snapshot=None if origin is None else origin.file,
-            refused=[one for one in risks if one.risk not in accept],
+            refused=[one for one in risks if one.risk not in options.accept],
         )
 
 
 def rebuild(
     flow: Flow[Any],
+    options: RunOptions,
     *,
-    kafka: KafkaSettings,
-    stores: Mapping[str, str],
     why: str,
-    dead_letters: str | None = None,
-    generation: int | None = None,
     redefine: bool = False,
     snapshot: Place | None = None,
     outputs: bool | None = None,
-    accept: Sequence[str] = (),
     take_over: bool = False,
     runner: Runner = run_local,
-    max_records: int = MAX_RECORDS,
     progress: Callable[[Report], None] | None = None,
     planned: Callable[[Plan], None] | None = None,
     stop: threading.Event | None = None,
@@ -157,21 +148,18 @@ def rebuild(
 
     Args:
         flow: The flow, with the definition of the new states.
-        kafka: Settings of the Kafka cluster.
-        stores: URL of the store by stage name, from `bind`: the stores of the live generation.
+        options: Options of its runs: cluster, the stores of the live generation, dead letters, accepted risks, and size of
+            batches. The generation is the live one of a flow whose stores have no pointer yet, None for 1. The other
+            fields are not used. Further risks are `lost-records`: records that Kafka has deleted may be missing in the new
+            states; and `newest-rows`: lookups may find the newest rows of their tables.
         why: The reason, for the audit.
-        dead_letters: The flow's dead-letter topic. Without one the first record that cannot be used ends the rebuild.
-        generation: The live generation of a flow whose stores have no pointer yet; None for 1.
         redefine: The new states have another definition.
         snapshot: File of `headwater snapshot`, made by this definition: the rebuild begins with its states and reads what
             comes after them. It is needed by the call that begins the rebuild. None for where the flow began.
         outputs: True: what the flow publishes of each element is held in the store of its first stage, and sent by the
             swap. False: it is dropped. None: as when the rebuild began, and False for a new one.
-        accept: `lost-records`: records that Kafka has deleted may be missing in the new states. `newest-rows`: lookups may
-            find the newest rows of their tables. And the risks of a run.
         take_over: Continue the rebuild of another process, which is fenced.
         runner: What folds the records.
-        max_records: Maximum number of records of one batch; 0 for no limit.
         progress: Called after each batch with its report.
         planned: Called for each source with its plan: where each partition starts.
         stop: Set it to end after the current batch.
@@ -183,13 +171,12 @@ def rebuild(
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer, or another command has taken over.
     """
-    check_accept(flow.name, stores, accept)
-    stop = stop or threading.Event()
-    how = Folding(flow, kafka, stores, dead_letters, runner, accept, max_records, progress, planned, stop, snapshot)
+    how = _folding(flow, options, runner, progress, planned, stop, snapshot)
+    kafka, accept = how.options.broker, how.options.accept
     author = Author.here(why)
-    with generations_of(flow, stores) as found:
+    with generations_of(flow, how.options.urls) as found:
         pointer = found.pointer()
-        live = live_of(found, pointer, generation)
+        live = live_of(found, pointer, options.generation)
         redefined = _check(found, pointer, live, redefine=redefine)
         refuse(_begins(found, pointer, live, snapshot), accept)
         begins = beginning_of(found, pointer, live, snapshot)
@@ -215,13 +202,9 @@ def rebuild(
 
 def swap(
     flow: Flow[Any],
+    options: RunOptions,
     *,
-    kafka: KafkaSettings,
-    stores: Mapping[str, str],
     why: str,
-    dead_letters: str | None = None,
-    generation: int | None = None,
-    accept: Sequence[str] = (),
     take_over: bool = False,
     agreed: Callable[[Differences], bool] = lambda _: True,
     sample: int = SAMPLE,
@@ -230,7 +213,6 @@ def swap(
     drop_letters: bool = False,
     compared: Progress = _no_progress,
     runner: Runner = run_local,
-    max_records: int = MAX_RECORDS,
     progress: Callable[[Report], None] | None = None,
     planned: Callable[[Plan], None] | None = None,
     stop: threading.Event | None = None,
@@ -243,12 +225,8 @@ def swap(
 
     Args:
         flow: The flow, with the definition of the rebuild.
-        kafka: Settings of the Kafka cluster.
-        stores: URL of the store by stage name, from `bind`.
+        options: As for `rebuild`; without a generation, which would win over the pointer.
         why: The reason, for the audit.
-        dead_letters: The flow's dead-letter topic.
-        generation: Must be None: the generation of `headwater.toml` would win over the pointer.
-        accept: As for `rebuild`.
         take_over: Take over from another process, which is fenced.
         agreed: Called with the differences before the swap; if it returns False, the live generation stays live.
         sample: Differences of each stage that are kept.
@@ -258,7 +236,6 @@ def swap(
         drop_letters: Give up the dead letters that the rebuild held, as `discard` does, instead of sending them.
         compared: Called with the number of states compared, and None.
         runner: What folds the records.
-        max_records: Maximum number of records of one batch; 0 for no limit.
         progress: Called after each batch with its report.
         planned: Called for each source with its plan: where each partition starts.
         stop: Set it to end after the current batch.
@@ -269,15 +246,13 @@ def swap(
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer, or another command has taken over.
     """
-    check_accept(flow.name, stores, accept)
-    if generation is not None:
+    how = _folding(flow, options, runner, progress, planned, stop)
+    if options.generation is not None:
         raise UsageError(
             f"flow {flow.name}: remove `generation` from headwater.toml before the swap: runs and readers would not follow it"
         )
-    stop = stop or threading.Event()
-    how = Folding(flow, kafka, stores, dead_letters, runner, accept, max_records, progress, planned, stop)
     author = Author.here(why)
-    with generations_of(flow, stores) as found:
+    with generations_of(flow, how.options.urls) as found:
         pointer = found.pointer()
         if pointer.rebuild is None:
             raise RunRefusedError(
@@ -305,11 +280,9 @@ def swap(
 
 def rollback(
     flow: Flow[Any],
+    options: RunOptions,
     *,
-    kafka: KafkaSettings,
-    stores: Mapping[str, str],
     why: str,
-    accept: Sequence[str] = (),
     take_over: bool = False,
 ) -> Pointer:
     """Make the generation that was live before the live one again, or keep it after a swap that was interrupted.
@@ -319,11 +292,9 @@ def rollback(
 
     Args:
         flow: The flow.
-        kafka: Settings of the Kafka cluster.
-        stores: URL of the store by stage name, from `bind`.
+        options: Cluster, stores and accepted risks. With `lost-records`, records that Kafka has deleted since may stay
+            missing; with `snapshot-versions`, readers of published states ignore those of a lower generation.
         why: The reason, for the audit.
-        accept: `lost-records`: records that Kafka has deleted since may stay missing. `snapshot-versions`: readers of
-            published states ignore those of a lower generation.
         take_over: Another process may be at work on the swap.
 
     Returns:
@@ -334,9 +305,10 @@ def rollback(
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer, or another command has taken over.
     """
-    check_accept(flow.name, stores, [risk for risk in accept if risk != SNAPSHOT_VERSIONS])
-    author = Author.here(why)
-    with generations_of(flow, stores) as found:
+    options, accept = options.bound(flow), options.accept
+    check_accept(flow.name, options.urls, [risk for risk in accept if risk != SNAPSHOT_VERSIONS])
+    author, kafka = Author.here(why), options.broker
+    with generations_of(flow, options.urls) as found:
         pointer = found.settled()
         refuse(_published(flow), accept)
         if pointer.rebuild is not None:
@@ -352,12 +324,12 @@ def rollback(
         return steps.roll_back(found, author)
 
 
-def abandon(flow: Flow[Any], *, stores: Mapping[str, str], why: str, take_over: bool = False) -> Pointer:
+def abandon(flow: Flow[Any], options: RunOptions, *, why: str, take_over: bool = False) -> Pointer:
     """Give up the rebuild. Its states stay in the stores until they are dropped; the next rebuild has another number.
 
     Args:
         flow: The flow.
-        stores: URL of the store by stage name, from `bind`.
+        options: Options of its runs; only the stores are used.
         why: The reason, for the audit.
         take_over: Another process may be at work on it; it is fenced.
 
@@ -368,8 +340,23 @@ def abandon(flow: Flow[Any], *, stores: Mapping[str, str], why: str, take_over: 
         RunRefusedError: There is none, a swap was interrupted, or another process is at work on it.
         StoreError: A store does not answer, or another command has taken over.
     """
-    with generations_of(flow, stores) as found:
+    with generations_of(flow, options.bound(flow).urls) as found:
         return steps.abandon(found, Author.here(why), take_over=take_over)
+
+
+def _folding(
+    flow: Flow[Any],
+    options: RunOptions,
+    runner: Runner,
+    progress: Callable[[Report], None] | None,
+    planned: Callable[[Plan], None] | None,
+    stop: threading.Event | None,
+    snapshot: Place | None = None,
+) -> Folding:
+    """How a rebuild is folded; it writes no journal."""
+    options = replace(options, journal=None).bound(flow)
+    check_accept(flow.name, options.urls, options.accept)
+    return Folding(flow, options, runner, progress, planned, stop or threading.Event(), snapshot)
 
 
 def _check(found: Generations, pointer: Pointer, live: int, *, redefine: bool) -> Sequence[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from aggregations.definition.flow import Flow
+from aggregations.engine.options import RunOptions
 from aggregations.engine.sampling import ALL
 from aggregations.errors import FlowError
 from aggregations.run.binding import bind
@@ -35,6 +36,7 @@ DEFAULT: Final = "default"
 """The origin of a default setting."""
 T = TypeVar("T")
 
+_OPTIONS: Final = ("stores", "dead_letters", "journal", "journal_share", "generation")
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
 _LONGEST_SECONDS: Final = 100 * 365 * 86_400.0
@@ -116,6 +118,11 @@ class FlowSettings:
     origins: Mapping[str, str]
     journal: str | None = None
     journal_share: float = ALL
+
+    def options(self, **given: Any) -> RunOptions:
+        """The options of a run with these settings, and with other fields of `RunOptions`."""
+        named = {name: getattr(self, name) for name in _OPTIONS}
+        return RunOptions(**{**named, **given})
 
     def shown(self) -> list[tuple[str, str, str]]:
         """Name, value and origin of each setting; URLs are shown without secrets."""

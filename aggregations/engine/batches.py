@@ -11,10 +11,10 @@ from typing import Any, Protocol, TypeVar
 
 from aggregations.definition.flow import Flow
 from aggregations.engine.dropped import Dropped
-from aggregations.engine.held import Rebuilding
 from aggregations.engine.job import Exclusion, Job, RecordAtStage, TaskReport, newly_failed
 from aggregations.engine.journal import Journal, entry_of
 from aggregations.engine.opening import Opening
+from aggregations.engine.options import RunOptions
 from aggregations.engine.partition_watch import PartitionWatch
 from aggregations.engine.partitioners import are_apart
 from aggregations.engine.publish import produce_outputs
@@ -39,7 +39,7 @@ from envelope.dedup.history import width_of
 from persistence.commit.faults import close_of, effect
 from persistence.commit.steps import CommitStep
 from persistence.errors import Transient
-from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings
+from persistence.kafka import BrokerError, BrokerUnavailable
 from persistence.manifest import Manifest
 
 T = TypeVar("T")
@@ -78,13 +78,10 @@ class Batches:
         opening: The run.
         executor: Folds and persists each batch.
         watches: Watches the partitions of each source, by topic.
-        kafka: Settings of the Kafka cluster.
-        dead_letters: Dead-letter topic; None if a record that cannot be used ends the run.
+        options: Options bound to the flow.
         progress: Called after each batch with its report.
         stop: Set to end the run: a batch that waits for a retry is left to the next run.
         journal: The flow's journal; None if it has none.
-        sends: Send outputs and dead letters; otherwise they are only counted.
-        rebuilding: The run is that of a rebuild, which holds what it does not send; None for any other run.
 
     Attributes:
         total: What the tasks of all committed batches reported.
@@ -98,14 +95,11 @@ class Batches:
         opening: Opening,
         executor: Executor,
         watches: Mapping[str, PartitionWatch],
+        options: RunOptions,
         *,
-        kafka: KafkaSettings,
-        dead_letters: str | None,
         progress: Callable[[Report], None] | None,
         stop: threading.Event,
         journal: Journal | None = None,
-        sends: bool = True,
-        rebuilding: Rebuilding | None = None,
     ) -> None:
         self.total = TaskReport()
         self._flow = flow
@@ -118,8 +112,7 @@ class Batches:
         self._retirement = Retirement(self._run)
         self._final = FinalSnapshots(self._run, self._publish_closed)
         self._watches = watches
-        self._kafka = kafka
-        self._dead_letters = dead_letters
+        self._options = options
         self._progress = progress
         self._stop = stop
         self._spread = False
@@ -129,8 +122,6 @@ class Batches:
         self._jobs = count(1)
         self._warned = False
         self._journal = journal
-        self._sends = sends
-        self._rebuilding = rebuilding
         self._tries = 0
 
     def commit_batch(self, tasks: Sequence[Slot], ends: Mapping[TopicPartition, int]) -> None:
@@ -191,9 +182,9 @@ class Batches:
 
     def _publish_closed(self, stage: str, outputs: Sequence[OutputMessage]) -> None:
         """Produce the states of a stage's windows that have closed; in a rebuild, hold them."""
-        if self._sends:
-            effect(close_of(stage), lambda: produce_outputs(self._kafka, outputs))
-        elif self._rebuilding is not None:
+        if self._options.sends:
+            effect(close_of(stage), lambda: produce_outputs(self._options.broker, outputs))
+        elif self._options.rebuilding is not None:
             effect(close_of(stage), lambda: self._hold_closed(outputs))
 
     def _hold_closed(self, outputs: Sequence[OutputMessage]) -> None:
@@ -274,7 +265,7 @@ class Batches:
         if not self._part.merges or self.slots == 1:
             return False
         if self._apart is None:
-            self._apart = are_apart(self._part, self._kafka, self._opening.topics)
+            self._apart = are_apart(self._part, self._options.broker, self._opening.topics)
         return self._apart
 
     def _list_dead(self, entries: set[Entry], attempt: int) -> int:
@@ -354,8 +345,8 @@ class Batches:
             epoch=self._run.epoch,
             batch=self._run.batch,
             routes=self._executor.routes,
-            kafka=self._kafka,
-            dead_letters=self._dead_letters,
+            kafka=self._options.broker,
+            dead_letters=self._options.dead_letters,
             topic_ids={**self._run.topic_ids, **ids_of(ends), **self._opening.topic_ids},
             incarnations=known,
             earlier=None if self._run.accept_definition else self._run.earlier,
@@ -383,7 +374,7 @@ class Batches:
             closed=self._final.closed(self._retirement.removed),
             journaled=self._journal is not None,
             share=ALL if self._journal is None else self._journal.share,
-            sends=self._sends,
-            held=self._rebuilding is not None,
-            outputs_held=self._rebuilding is not None and self._rebuilding.outputs,
+            sends=self._options.sends,
+            held=self._options.rebuilding is not None,
+            outputs_held=self._options.rebuilding is not None and self._options.rebuilding.outputs,
         )

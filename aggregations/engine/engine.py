@@ -11,13 +11,12 @@ from typing import Any
 from aggregations.definition.flow import Flow
 from aggregations.engine.batches import Batches, Executor
 from aggregations.engine.group_offsets import GroupOffsets
-from aggregations.engine.held import Rebuilding
 from aggregations.engine.journal import Journal
 from aggregations.engine.opening import Opening
+from aggregations.engine.options import RunOptions
 from aggregations.engine.partition_watch import PartitionWatch
 from aggregations.engine.ranges import Range, Source, aligned, before, slots_of
 from aggregations.engine.retry import StoppedError
-from aggregations.engine.sampling import ALL
 from aggregations.errors import SparkEndedError
 from aggregations.per_message.times import Times, times_in
 from aggregations.report import Report
@@ -29,10 +28,8 @@ from envelope import TopicPartition
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from persistence.errors import StoreError
-from persistence.kafka import BrokerError, BrokerUnavailable, KafkaSettings
+from persistence.kafka import BrokerError, BrokerUnavailable
 
-MAX_RECORDS = 1_000_000
-"""Maximum number of records of one batch: without it the first batch of a flow would be the whole topic."""
 _LOG = logging.getLogger("headwater.engine")
 
 _LOOK_SECONDS = 1.0
@@ -60,16 +57,9 @@ class Engine:
         flow: The flow.
         opening: The run.
         executor: Folds and persists each batch.
-        kafka: Settings of the Kafka cluster.
-        dead_letters: Dead-letter topic; None if a record that cannot be used ends the run.
-        group: Consumer group whose offsets show the flow's progress; None if none does.
+        options: Options bound to the flow.
         progress: Called after each batch with its report.
         stop: Set to end the run.
-        metadata_max_age: Seconds for which producers may not know of new partitions.
-        journal: Topic of the flow's journal; None if it has none.
-        journal_share: Share of the events that it lists.
-        sends: Send outputs and dead letters; otherwise they are only counted.
-        rebuilding: The run is that of a rebuild, which holds what it does not send; None for any other run.
     """
 
     def __init__(
@@ -77,38 +67,29 @@ class Engine:
         flow: Flow[Any],
         opening: Opening,
         executor: Executor,
+        options: RunOptions,
         *,
-        kafka: KafkaSettings,
-        dead_letters: str | None,
-        group: str | None,
         progress: Callable[[Report], None] | None,
         stop: threading.Event,
-        metadata_max_age: float,
-        journal: str | None = None,
-        journal_share: float = ALL,
-        sends: bool = True,
-        rebuilding: Rebuilding | None = None,
     ) -> None:
         self.flow = flow
         self.run = opening.run
-        self._watches = {plan.topic: PartitionWatch(opening, plan, metadata_max_age) for plan in opening.plans}
+        max_age, journal = options.metadata_max_age, options.journal
+        self._watches = {plan.topic: PartitionWatch(opening, plan, max_age) for plan in opening.plans}
         self._journal = None
         if journal is not None:
             most_bytes = opening.topics.max_message_bytes([journal])[journal]
-            self._journal = Journal(kafka, journal, journal_share, most_bytes=most_bytes)
-        self._offsets = GroupOffsets(group, opening.topics, opening.run)
+            self._journal = Journal(options.broker, journal, options.journal_share, most_bytes=most_bytes)
+        self._offsets = GroupOffsets(options.group, opening.topics, opening.run)
         self.batches = Batches(
             flow,
             opening,
             executor,
             self._watches,
-            kafka=kafka,
-            dead_letters=dead_letters,
+            options,
             progress=progress,
             stop=stop,
             journal=self._journal,
-            sends=sends,
-            rebuilding=rebuilding,
         )
         self._sources = [Source(opening.topics, topic, widens=not flow.keeps_order) for topic in opening.run.sources]
         self._turns = Turns(opening.run)

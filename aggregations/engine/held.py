@@ -7,18 +7,15 @@ manifest. If the new definition makes other outputs, they can be held as well (`
 of windows that have closed always are: the rebuild may have other ones than the live generation.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
 from aggregations.engine.clients import store_of
 from aggregations.engine.job import Job
-from envelope import TopicPartition
 from envelope.deadletter import DeadLetterRecord
 from persistence.errors import Corrupt
-from persistence.manifest import Rebuilt
 from persistence.names import FlowRef
 from persistence.protocol import StageRef, StateStore, Write
 from persistence.seal import DamagedError, seal, unseal
@@ -27,22 +24,6 @@ HELD: Final = "headwater.held"
 """The stage of a rebuild that has its dead letters, in the store of the flow's first stage."""
 _DROPPING: Final = b""
 """Key of the note that the letters are being dropped; no letter has an empty name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rebuilding:
-    """What is different in the run of a rebuild: nothing is sent, dead letters are held, no group offsets are committed.
-
-    Attributes:
-        note: The note in its manifests.
-        until: Offset after the last record that the live generation has committed, by topic and partition. The rebuild
-            reads no record beyond it.
-        outputs: Outputs are held; otherwise they are only counted.
-    """
-
-    note: Rebuilt
-    until: Mapping[TopicPartition, int]
-    outputs: bool = False
 
 
 class HeldLetter(msgspec.Struct, frozen=True):

@@ -3,28 +3,25 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from aggregations.definition.flow import Flow
-from aggregations.definition.operators import Publish, PublishStates, flattened
-from aggregations.engine.held import Rebuilding
+from aggregations.engine.options import RunOptions, outputs_of
 from aggregations.engine.retry import StoppedError, may_pass
-from aggregations.engine.sampling import ALL, check_share
-from aggregations.errors import FlowError
 from aggregations.run.begin import begin, look
 from aggregations.run.consistency import check_durability
 from aggregations.run.plan import Broker, Plan, plan
-from aggregations.run.risks import check_accept, refuse
+from aggregations.run.risks import refuse
 from aggregations.run.run import Run
-from aggregations.run.start import EARLIEST, Starts, offsets, start_of
+from aggregations.run.start import EARLIEST, offsets, start_of
 from aggregations.run.turns import forget_beyond
 from persistence.compaction import compaction
 from persistence.findings import Finding
-from persistence.kafka import KafkaSettings, Topics
+from persistence.kafka import Topics
 from persistence.kafka.errors import rejects_login
 from persistence.kafka.facts import TopicFacts
 from persistence.registry import preflight
@@ -57,68 +54,6 @@ class Opening:
         return {one.topic: one.topic_id for one in self.plans}
 
 
-def check_arguments(
-    flow: Flow[Any],
-    stores: Mapping[str, str],
-    accept: Sequence[str],
-    *,
-    dead_letters: str | None = None,
-    journal: str | None = None,
-    journal_share: float = ALL,
-) -> None:
-    """Refuse invalid combinations that need no answer from a server.
-
-    Args:
-        flow: The flow.
-        stores: URL of the store by stage name.
-        accept: Names of accepted risks.
-        dead_letters: Dead-letter topic.
-        journal: Topic of the flow's journal.
-        journal_share: Share of the events that it lists.
-
-    Raises:
-        FlowError: States would end with the process, a risk does not exist, the share is invalid, or the flow reads what
-            it publishes, or reads or publishes to the dead-letter topic or the journal.
-    """
-    if back := sorted({*outputs_of(flow)} & {one.topic.name for one in flow.inputs}):
-        raise FlowError(
-            f"flow {flow.name}: it publishes to {back[0]}, which it reads, so its outputs would come back; publish to "
-            "another topic"
-        )
-    if dead_letters in flow.topics:
-        raise FlowError(
-            f"flow {flow.name}: --dead-letters {dead_letters} is the flow's source, so the flow would read its own dead "
-            "letters; use a separate topic"
-        )
-    if dead_letters in outputs_of(flow):
-        raise FlowError(
-            f"flow {flow.name}: --dead-letters {dead_letters} is a topic that the flow publishes to, so its readers would "
-            "receive dead letters; use a separate topic"
-        )
-    if journal is not None and journal in {*flow.topics, *outputs_of(flow), dead_letters}:
-        raise FlowError(
-            f"flow {flow.name}: --journal {journal} is a topic that the flow reads or writes; use a separate topic"
-        )
-    check_share("--journal-share", journal_share)
-    for name, url in stores.items():
-        if url.startswith("memory:"):
-            raise FlowError(
-                f"stage {name!r}: the states in {url} end with the process, and no other process can read them; use "
-                "sqlite:///PATH or lmdb:///PATH"
-            )
-    check_accept(flow.name, stores, accept)
-
-
-def outputs_of(flow: Flow[Any]) -> list[str]:
-    """The topics that a flow publishes to."""
-    return [
-        topic
-        for step in flattened(flow.every_step)
-        if isinstance(step, Publish | PublishStates)
-        for topic in step.targets
-    ]
-
-
 def _answer(ask: Callable[[], T], stop: threading.Event) -> T:
     """What servers answer; while one does not, ask all of them again."""
     deadline, warned = time.monotonic() + WAIT_SECONDS, ""
@@ -138,28 +73,19 @@ def _answer(ask: Callable[[], T], stop: threading.Event) -> T:
 
 def open_run(
     flow: Flow[Any],
+    options: RunOptions,
     *,
-    kafka: KafkaSettings,
-    stores: Mapping[str, str],
-    dead_letters: str | None,
-    journal: str | None = None,
-    group: str | None,
-    generation: int | None,
-    accept: Sequence[str],
     planned: Callable[[Plan], None] | None = None,
-    start: Starts = EARLIEST,
     only_looks: bool = False,
-    sends: bool = True,
-    rebuilding: Rebuilding | None = None,
     stop: threading.Event | None = None,
 ) -> Opening:
     """Acquire an epoch, read the manifests, compare them with the broker, decide where to start, and note it.
 
-    Args: see `aggregations.spark.runner.run_flow`, and
-
+    Args:
+        flow: The flow.
+        options: Options bound to it.
+        planned: Called once for each source with its plan: where each partition starts.
         only_looks: Acquire no epoch and write nothing; all checks that could refuse the run are still made.
-        sends: Outputs and dead letters are sent, and the group's offsets are known; otherwise `group` is None.
-        rebuilding: The run is that of a rebuild.
         stop: Servers that do not answer are asked again, for `WAIT_SECONDS` or until this is set; None to ask once, as a
             rebuild does in any case. The wait ends before an epoch is acquired: a start that waits fences nobody.
 
@@ -169,8 +95,9 @@ def open_run(
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer, or refuses a request.
     """
-    sources, topics = list(flow.topics), Topics(kafka)
-    written = [*outputs_of(flow), *filter(None, (dead_letters, journal))] if sends else []
+    stores, accept, journal, rebuilding = options.urls, options.accept, options.journal, options.rebuilding
+    sources, topics = list(flow.topics), Topics(options.broker)
+    written = [*outputs_of(flow), *filter(None, (options.dead_letters, journal))] if options.sends else []
     streams = list(flow.parts[-1].topics)  # of a table, compaction keeps what is needed
 
     def ask() -> tuple[dict[str, TopicFacts], list[list[Finding]]]:
@@ -193,13 +120,13 @@ def open_run(
             )
     with ExitStack() as stack:
         if only_looks:
-            run = look(flow, stores, generation=generation, accept=accept)
+            run = look(flow, stores, generation=options.generation, accept=accept)
         else:
             note = None if rebuilding is None else rebuilding.note
-            run = begin(flow, stores, generation=generation, accept=accept, rebuilt=note)
+            run = begin(flow, stores, generation=options.generation, accept=accept, rebuilt=note)
         stack.callback(run.close)
         refuse(check_durability([(name, one.capabilities) for name, one in run.distinct_stores()]), accept)
-        committed = {} if group is None else topics.group_offsets(group, sources)
+        committed = {} if options.group is None else topics.group_offsets(options.group, sources)
         marks = topics.marks(sources)
         plans = []
         for source in sources:
@@ -210,7 +137,7 @@ def open_run(
                 {partition: offset for (name, partition), offset in committed.items() if name == source},
                 time.time_ns() // 1_000_000,
             )
-            begin_at = start_of(start, source, table=source not in streams)
+            begin_at = start_of(options.start, source, table=source not in streams)
             given = partial(offsets, begin_at, source, broker.marks, partial(topics.offsets_at, source))
             decided = plan(
                 *(flow.name, run.manifest, run.manifests, broker),

@@ -14,10 +14,9 @@ from jobs.screen import counted, emit, say, table
 
 if TYPE_CHECKING:
     from aggregations.definition.flow import Flow
+    from aggregations.engine.options import RunOptions
     from jobs.mending import Mended
-    from jobs.settings import FlowSettings
     from jobs.snapshot_places import Place
-    from persistence.kafka import KafkaSettings
 
 KeysToMend: TypeAlias = Annotated[
     list[str] | None,
@@ -36,15 +35,13 @@ StageToMend: TypeAlias = Annotated[
 
 def mend_keys(
     flow: "Flow[Any]",
+    options: "RunOptions",
     *,
-    kafka: "KafkaSettings",
-    chosen: "FlowSettings",
     stage: str | None,
     keys: Sequence[str],
     apply: bool,
     reason: str | None,
     snapshot: "Place | None",
-    accept: Sequence[str],
     sample: int,
     work: Path,
     json: bool,
@@ -61,17 +58,12 @@ def mend_keys(
 
     with told_of(f"folding the history of {flow.name}") as told:
         found = mend(
-            flow,
-            kafka=kafka,
-            stores=chosen.stores,
+            *(flow, options),
             stage=stage,
             keys=[key_of(one) for one in keys],
             apply=apply,
             why=reason or "",
-            generation=chosen.generation,
             snapshot=snapshot,
-            journal=chosen.journal,
-            accept=accept,
             sample=sample,
             work=work,
             progress=told,

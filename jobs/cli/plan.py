@@ -67,13 +67,7 @@ def plan(
             made = list(
                 plan_flow(
                     found,
-                    kafka=kafka,
-                    stores=chosen.stores,
-                    dead_letters=chosen.dead_letters,
-                    group=group,
-                    generation=chosen.generation,
-                    accept=accept or (),
-                    start=position,
+                    chosen.options(kafka=kafka, group=group, accept=accept or (), start=position),
                     master=master,
                     planned=made.append,
                 )

@@ -82,15 +82,14 @@ def rehearse(
 
     new, old, here = load_flow(flow), load_flow(against), Directory.load()
     with told_of(f"rehearsing {new.name}") as told:
+        kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
         found = run(
             new,
             old,
-            kafka=settings.kafka(bootstrap, root, kafka_settings, directory=here),
+            settings.of_flow(new, generation=generation, directory=here).options(kafka=kafka, accept=accept or ()),
             ranges=ranges or (),
             stages=stage or (),
             keys=[key_of(one) for one in key or ()],
-            generation=settings.of_flow(new, generation=generation, directory=here).generation,
-            accept=accept or (),
             sample=sample,
             work=work,
             progress=told,
@@ -151,14 +150,10 @@ def audit(
     with told_of(f"auditing {found.name}") as told:
         result = run(
             found,
-            kafka=kafka,
-            stores=chosen.stores,
-            generation=chosen.generation,
+            chosen.options(kafka=kafka, accept=accept or ()),
             snapshot=None if snapshot is None else place_of(snapshot),
-            journal=chosen.journal,
             stages=stage or (),
             keys=[key_of(one) for one in key or ()],
-            accept=accept or (),
             sample=sample,
             work=work,
             progress=told,

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -40,8 +41,8 @@ from persistence.names import MAX_GENERATION
 
 if TYPE_CHECKING:
     from aggregations.definition.flow import Flow
+    from aggregations.engine.options import RunOptions
     from aggregations.report import Report
-    from jobs.settings import FlowSettings
 
 _PLAN: Final = "a plan"
 _KEYS: Final = "--key"
@@ -190,86 +191,53 @@ def replay(
     chosen = settings.of_flow(found, store, dead_letters=dead_letters, journal=journal, directory=here)
     for line in chosen.lines():
         say(line)
-    risks, begins = accept or (), None if snapshot is None else place_of(snapshot)
+    options, why = chosen.options(accept=accept or (), max_records=max_records), reason or ""
+    begins = None if snapshot is None else place_of(snapshot)
     if mode == "--abandon":
-        show_pointer(verbs.abandon(found, stores=chosen.stores, why=reason or "", take_over=take_over), json=json)
+        show_pointer(verbs.abandon(found, options, why=why, take_over=take_over), json=json)
         return
     if drop is not None:
-        pointer = verbs.drop(
-            *(found, drop),
-            stores=chosen.stores,
-            why=reason or "",
-            generation=chosen.generation,
-            accept=risks,
-            take_over=take_over,
-        )
-        show_pointer(pointer, json=json)
+        show_pointer(verbs.drop(found, drop, options, why=why, take_over=take_over), json=json)
         return
-    kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
+    options = replace(options, kafka=settings.kafka(bootstrap, root, kafka_settings, directory=here))
     if mode == _KEYS:
         mend_keys(
-            found,
-            kafka=kafka,
-            chosen=chosen,
+            *(found, options),
             stage=stage,
             keys=key or (),
             apply=apply,
             reason=reason,
             snapshot=begins,
-            accept=risks,
             sample=sample,
             work=work,
             json=json,
         )
         return
     if mode == "--rollback":
-        pointer = verbs.rollback(
-            found, kafka=kafka, stores=chosen.stores, why=reason or "", accept=risks, take_over=take_over
-        )
-        show_pointer(pointer, json=json)
+        show_pointer(verbs.rollback(found, options, why=why, take_over=take_over), json=json)
         return
     if mode == _PLAN:
         with progress(f"reading the states of {found.name}", unit="states") as bar:
             plan = verbs.plan_replay(
-                found,
-                kafka=kafka,
-                stores=chosen.stores,
-                generation=chosen.generation,
-                redefine=redefine,
-                snapshot=begins,
-                accept=risks,
-                sample=sample,
-                against=other,
-                progress=bar,
+                *(found, options), redefine=redefine, snapshot=begins, sample=sample, against=other, progress=bar
             )
         show_plan(plan, json=json)
         return
-    options: dict[str, Any] = {
-        "kafka": kafka,
-        "stores": chosen.stores,
-        "why": reason or "",
-        "dead_letters": chosen.dead_letters,
-        "generation": chosen.generation,
-        "accept": risks,
-        "take_over": take_over,
-        "runner": _runner(found, chosen, risks, runner, master, spark, files_of(flow)),
-        "max_records": max_records,
-    }
+    execute = _runner(found, options, runner, master, spark, files_of(flow))
     stop = threading.Event()
     with progress(f"rebuilding {found.name}", unit="records") as bar, _stopped(found.name, mode):
         reports = _Reports(bar)
         on_signals(
             stop.set, "stopping after this batch; a second signal stops immediately", idle=lambda: not reports.begun
         )
-        options |= {"progress": reports.batch, "planned": reports.plan, "stop": stop}
+        arguments: dict[str, Any] = {"why": why, "take_over": take_over, "runner": execute}
+        arguments |= {"progress": reports.batch, "planned": reports.plan, "stop": stop}
         if mode == "--apply":
-            options |= {"redefine": redefine, "snapshot": begins, "outputs": _SENDS.get(outputs or "")}
-            show_rebuilt(verbs.rebuild(found, **options), json=json)
+            arguments |= {"redefine": redefine, "snapshot": begins, "outputs": _SENDS.get(outputs or "")}
+            show_rebuilt(verbs.rebuild(found, options, **arguments), json=json)
         else:
-            options |= {"drop_letters": letters == "drop"}
-            show_swapped(
-                verbs.swap(found, agreed=partial(shown, json=json), sample=sample, against=other, **options), json=json
-            )
+            arguments |= {"agreed": partial(shown, json=json), "sample": sample, "against": other}
+            show_swapped(verbs.swap(found, options, drop_letters=letters == "drop", **arguments), json=json)
 
 
 def _mode(*, keys: bool, **chosen: bool) -> str:
@@ -293,8 +261,7 @@ def _check_options(mode: str, options: Mapping[str, tuple[object, Sequence[str]]
 
 def _runner(
     flow: "Flow[Any]",
-    chosen: "FlowSettings",
-    accept: Sequence[str],
+    options: "RunOptions",
     runner: str,
     master: str | None,
     spark: Mapping[str, str],
@@ -303,7 +270,7 @@ def _runner(
     if runner == SPARK:
         from aggregations.spark import run_flow
 
-        check_spark(flow, chosen, accept, master, spark)
+        check_spark(flow, options, master, spark)
         return partial(run_flow, modules=files, master=master, conf=spark)
     from aggregations.local import run_local
 

@@ -40,9 +40,9 @@ from jobs.screen import Bar, counted, emit, progress, say, table, write
 
 if TYPE_CHECKING:
     from aggregations.definition.flow import Flow
+    from aggregations.engine.options import RunOptions
     from aggregations.report import Report
     from aggregations.run.plan import Plan
-    from jobs.settings import FlowSettings
 
 SPARK: Final = "spark"
 LOCAL: Final = "local"
@@ -122,11 +122,21 @@ def run(
     )
     seconds = settings.seconds(trigger, "--trigger")
     max_age = settings.seconds(metadata_max_age, "--metadata-max-age")
+    options = chosen.options(
+        kafka=kafka,
+        group=group,
+        accept=accept or (),
+        start=position,
+        until_caught_up=until_caught_up,
+        trigger_seconds=seconds,
+        max_records=max_records,
+        metadata_max_age=max_age,
+    )
     execute: Callable[..., Report]
     if runner == SPARK:
         from aggregations.spark import run_flow
 
-        check_spark(found, chosen, accept or (), master, spark)
+        check_spark(found, options, master, spark)
         execute = partial(run_flow, modules=files_of(flow), master=master, conf=spark)
     else:
         from aggregations.local import run_local
@@ -139,25 +149,7 @@ def run(
         on_signals(
             stop.set, "stopping after this batch; a second signal stops immediately", idle=lambda: not reports.planned
         )
-        report = execute(
-            found,
-            kafka=kafka,
-            stores=chosen.stores,
-            dead_letters=chosen.dead_letters,
-            journal=chosen.journal,
-            journal_share=chosen.journal_share,
-            group=group,
-            generation=chosen.generation,
-            accept=accept or (),
-            start=position,
-            until_caught_up=until_caught_up,
-            trigger_seconds=seconds,
-            max_records=max_records,
-            metadata_max_age=max_age,
-            progress=reports.batch,
-            planned=reports.plan,
-            stop=stop,
-        )
+        report = execute(found, options, progress=reports.batch, planned=reports.plan, stop=stop)
     if json:
         emit({"done": True, **as_json(report), "seconds": round(time.monotonic() - began, 3)})
     else:
@@ -188,9 +180,7 @@ def spark_ahead(master: str | None, conf: Sequence[str]) -> dict[str, str]:
     return spark
 
 
-def check_spark(
-    flow: "Flow[Any]", chosen: "FlowSettings", accept: Sequence[str], master: str | None, conf: Mapping[str, str]
-) -> None:
+def check_spark(flow: "Flow[Any]", options: "RunOptions", master: str | None, conf: Mapping[str, str]) -> None:
     """Refuse what cannot run on Spark, before anything is started."""
     from aggregations.spark.checks import check_given
     from aggregations.spark.jvm import IS_SUBMITTED
@@ -198,17 +188,7 @@ def check_spark(
     from jobs.stack.java import java
 
     if not IS_SUBMITTED:  # `run_flow` also checks this
-        at = master_of(master, conf)
-        check_given(
-            flow,
-            chosen.stores,
-            accept,
-            at,
-            conf=conf,
-            dead_letters=chosen.dead_letters,
-            journal=chosen.journal,
-            journal_share=chosen.journal_share,
-        )
+        check_given(flow, options, master_of(master, conf), conf=conf)
         java()
 
 

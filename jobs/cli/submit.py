@@ -58,16 +58,7 @@ def submit_command(
     conf = settings.pairs(given["conf"] or (), "--conf")
     named = {name: given[name] for name in ("dead_letters", "journal", "journal_share")}
     chosen = settings.of_flow(found, given["store"], **named)
-    check_given(
-        found,
-        chosen.stores,
-        given["accept"] or (),
-        master,
-        conf=conf,
-        dead_letters=chosen.dead_letters,
-        journal=chosen.journal,
-        journal_share=chosen.journal_share,
-    )
+    check_given(found, chosen.options(accept=given["accept"] or ()), master, conf=conf)
     line = submit_line(
         f"headwater {found.name}",
         ["run", flow, *arguments],

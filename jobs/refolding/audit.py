@@ -1,12 +1,13 @@
 """Folds a flow's history again, and compares the states with the live ones."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from aggregations.definition.flow import Flow
+from aggregations.engine.options import RunOptions
 from aggregations.errors import RunRefusedError
 from aggregations.per_message.ledger import outputs_before
 from aggregations.run.begin import look
@@ -24,7 +25,6 @@ from jobs.refolding.rows import Rows, check_met, chosen_stages, latest_removal, 
 from jobs.refolding.turns import Ends, TurnsUnknownError, recorded_turns, spanned
 from jobs.refolding.workspace import workspace
 from jobs.snapshot_places import Place, shown
-from persistence.kafka import KafkaSettings
 from persistence.manifest import Manifest
 
 _WHAT: Final = "compare the states of one moment"
@@ -92,15 +92,11 @@ class Audit:
 
 def audit(
     flow: Flow[Any],
+    options: RunOptions,
     *,
-    kafka: KafkaSettings,
-    stores: Mapping[str, str],
-    generation: int | None = None,
     snapshot: Place | None = None,
-    journal: str | None = None,
     stages: Sequence[str] = (),
     keys: Sequence[bytes] = (),
-    accept: Sequence[str] = (),
     sample: int = SAMPLE,
     work: Path = WORK,
     progress: Told = silent,
@@ -112,16 +108,13 @@ def audit(
 
     Args:
         flow: The flow, with the definition that made the states.
-        kafka: Settings of the Kafka cluster.
-        stores: URL of the store by stage name, from `bind`.
-        generation: Generation of the states; None for the live one.
+        options: Options of its runs: cluster, stores, generation, accepted risks, and the journal, which shows the rows that
+            lookups found.
         snapshot: File of `headwater snapshot` to begin with; None for the flow's start.
-        journal: The flow's journal, which shows the rows that lookups found; None if it has none.
         stages: Only states of these stages are compared. If there is none, all are, except those behind a lookup if it is
             not known which rows they found, and those from a filter over all partitions on: which of two duplicates came
             first depends on the batches.
         keys: Only these keys of the stages are compared, in all windows; all if there is none.
-        accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
         sample: Differences of each stage that are kept.
         work: Directory for the copy and the states of the fold.
         progress: Is told of progress.
@@ -136,8 +129,9 @@ def audit(
     """
     if not flow.stages:
         raise RunRefusedError(f"flow {flow.name} has no stage, so it keeps no states to compare")
-    if generation is None:
-        generation = live_generation(flow, stores)
+    options = options.bound(flow)
+    if (generation := options.generation) is None:
+        generation = live_generation(flow, options.urls)
     compared = chosen_stages([flow], stages)
     behind = [stage.name for stage in flow.stages if stage.looks_up]
     judged = spanned(flow)
@@ -145,12 +139,12 @@ def audit(
     with workspace(work) as directory:
         own = own_stores(flow, directory / "states")
         begun = restored(flow, own, snapshot, generation)
-        with closing(look_at_live(flow, stores, generation)) as run, closing(Reader(kafka)) as reader:
+        with closing(look_at_live(flow, options.urls, generation)) as run, closing(Reader(options.broker)) as reader:
             manifest = check_border(run, _WHAT)
             history = recorded(flow, manifest, begun, reader)
             if behind:
                 try:
-                    turns = recorded_turns(reader, journal, flow, generation, history)
+                    turns = recorded_turns(reader, options.journal, flow, generation, history)
                 except TurnsUnknownError as error:
                     unknown = [f"it is not known which rows lookups found: {error}"]
             skipped = (
@@ -169,10 +163,7 @@ def audit(
         report = fold(
             flow,
             history,
-            own,
-            kafka=kafka,
-            generation=generation,
-            accept=accept,
+            replace(options, stores=own, generation=generation),
             what="records folded",
             progress=progress,
             turns=turns,

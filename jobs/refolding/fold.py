@@ -1,19 +1,19 @@
 """Folds history into embedded stores of its own."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 from aggregations.definition.flow import Flow
+from aggregations.engine.options import RunOptions
 from aggregations.local import fold_range
 from aggregations.report import Report
 from aggregations.run.binding import bind
 from aggregations.run.risks import check_accept
 from envelope import TopicPartition
 from jobs.refolding.history import History
-from persistence.kafka import KafkaSettings
 
 WORK: Final = Path(".headwater/folds")
 """Where states are folded into, by default."""
@@ -65,11 +65,8 @@ def own_stores(flow: Flow[Any], directory: Path) -> dict[str, str]:
 def fold(
     flow: Flow[Any],
     history: History,
-    stores: Mapping[str, str],
+    options: RunOptions,
     *,
-    kafka: KafkaSettings,
-    generation: int,
-    accept: Sequence[str],
     what: str,
     progress: Told,
     turns: Sequence[Mapping[TopicPartition, int]] = (),
@@ -79,10 +76,7 @@ def fold(
     Args:
         flow: The flow.
         history: What is read. Of topics that the stores have positions of, only its end counts.
-        stores: URL of the store by stage name.
-        kafka: Settings of the Kafka cluster.
-        generation: Generation of the states.
-        accept: Names of accepted risks.
+        options: Cluster, stores by stage name, generation and accepted risks.
         what: What is counted, for `progress`.
         progress: Is told of the records read.
         turns: The ends of the turns that tables and sources take, without the last (`jobs.refolding.turns`).
@@ -90,7 +84,7 @@ def fold(
     Raises:
         FlowError: A risk does not exist.
     """
-    check_accept(flow.name, stores, accept)
+    check_accept(flow.name, options.urls, options.accept)
     starts, ends = history.starts(flow), history.ends(flow)
     total, done = sum(end - starts[topic][partition] for (topic, partition), end in ends.items()), 0
 
@@ -99,14 +93,4 @@ def fold(
         done += report.records
         progress(what, done, total)
 
-    return fold_range(
-        flow,
-        kafka=kafka,
-        stores=stores,
-        start=starts,
-        ends=ends,
-        turns=turns,
-        generation=generation,
-        accept=accept,
-        progress=told,
-    )
+    return fold_range(flow, replace(options, start=starts), ends=ends, turns=turns, progress=told)

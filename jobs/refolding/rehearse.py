@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from aggregations.definition.flow import Flow
+from aggregations.engine.options import RunOptions
 from aggregations.run.begin import look
 from aggregations.run.border import removed_by_stage
 from jobs.comparing import SAMPLE, Comparison, compare
@@ -15,7 +16,6 @@ from jobs.refolding.fold import WORK, Folded, Told, fold, own_stores, silent
 from jobs.refolding.history import History, chosen
 from jobs.refolding.rows import Rows, check_met, chosen_stages, latest_removal, states_of
 from jobs.refolding.workspace import workspace
-from persistence.kafka import KafkaSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,11 @@ class Rehearsal:
 def rehearse(
     flow: Flow[Any],
     against: Flow[Any],
+    options: RunOptions,
     *,
-    kafka: KafkaSettings,
     ranges: Sequence[str] = (),
     stages: Sequence[str] = (),
     keys: Sequence[bytes] = (),
-    generation: int | None = None,
-    accept: Sequence[str] = (),
     sample: int = SAMPLE,
     work: Path = WORK,
     progress: Told = silent,
@@ -76,12 +74,11 @@ def rehearse(
     Args:
         flow: The flow with the new definition.
         against: The flow with the old definition.
-        kafka: Settings of the Kafka cluster.
+        options: Cluster, accepted risks, and generation of the live states, None for 1: redriven dead letters of another one
+            are copies.
         ranges: What is read, as for `chosen`; all that the topics have if there is none.
         stages: Only states of these stages are compared; all if there is none.
         keys: Only these keys of the stages are compared, in all windows; all if there is none.
-        generation: Generation of the live states, None for 1: redriven dead letters of another one are copies.
-        accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
         sample: Differences of each stage that are kept.
         work: Directory for the states of both folds while they are compared.
         progress: Is told of progress.
@@ -94,9 +91,9 @@ def rehearse(
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: The states cannot be written.
     """
-    sides, generation = {"old": against, "new": flow}, generation or 1
+    sides, generation = {"old": against, "new": flow}, options.generation or 1
     compared = chosen_stages(sides.values(), stages)
-    with closing(Reader(kafka)) as reader:
+    with closing(Reader(options.broker)) as reader:
         history = chosen(ranges, list(sides.values()), reader)
     with workspace(work) as directory, ExitStack() as opened:
         reports, runs = {}, {}
@@ -105,10 +102,7 @@ def rehearse(
             reports[name] = fold(
                 one,
                 history,
-                stores,
-                kafka=kafka,
-                generation=generation,
-                accept=accept,
+                replace(options, stores=stores, generation=generation),
                 what=f"records folded with the {name} definition",
                 progress=progress,
             )

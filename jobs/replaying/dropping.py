@@ -1,11 +1,12 @@
 """Drops a generation from the stores of a flow."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from aggregations.definition.flow import Flow
+from aggregations.engine.options import RunOptions
 from aggregations.errors import RunRefusedError
 from aggregations.run.risks import check_accept, refuse
 from jobs.replaying.author import Author
@@ -22,11 +23,9 @@ NO_ROLLBACK: Final = "no-rollback"
 def drop(
     flow: Flow[Any],
     number: int,
+    options: RunOptions,
     *,
-    stores: Mapping[str, str],
     why: str,
-    generation: int | None = None,
-    accept: Sequence[str] = (),
     take_over: bool = False,
 ) -> Pointer:
     """Remove a generation that is not live from every store of a flow: its states, manifests and epochs.
@@ -36,10 +35,9 @@ def drop(
     Args:
         flow: The flow. Stages that it does not have any more are dropped, too.
         number: The generation.
-        stores: URL of the store by stage name, from `bind`.
+        options: Options of its runs: stores; generation, the live one if the stores have no pointer yet, None for 1; and
+            accepted risks. With `no-rollback` the generation may be the one that `rollback` returns to.
         why: The reason, for the audit.
-        generation: The live generation of a flow whose stores have no pointer yet; None for 1.
-        accept: `no-rollback`: the generation may be the one that `rollback` returns to.
         take_over: A run may be at work on it, or did not end cleanly; it is fenced.
 
     Returns:
@@ -52,11 +50,12 @@ def drop(
         StoreError: A store does not answer, or another command has taken over.
     """
     check_generation(flow.name, number)
-    check_accept(flow.name, stores, [risk for risk in accept if risk != NO_ROLLBACK])
+    options = options.bound(flow)
+    check_accept(flow.name, options.urls, [risk for risk in options.accept if risk != NO_ROLLBACK])
     author = Author.here(why)
-    with generations_of(flow, stores) as found:
-        live = live_of(found, found.pointer(), generation)
-        return drop_generation(found, author, number, live=live, accept=accept, take_over=take_over)
+    with generations_of(flow, options.urls) as found:
+        live = live_of(found, found.pointer(), options.generation)
+        return drop_generation(found, author, number, live=live, accept=options.accept, take_over=take_over)
 
 
 def drop_generation(

@@ -2,13 +2,12 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from aggregations.definition.flow import Flow
-from aggregations.engine.held import Rebuilding
-from aggregations.engine.opening import check_arguments, outputs_of
+from aggregations.engine.options import Rebuilding, RunOptions, outputs_of
 from aggregations.report import Report
 from aggregations.run.growth import unread_growths
 from aggregations.run.plan import Plan
@@ -77,15 +76,11 @@ def growths_of(manifest: Manifest | None, kafka: KafkaSettings) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """Folds records of Kafka with a runner; the attributes are the arguments of `jobs.replay.rebuild`."""
+    """Folds records of Kafka with a runner; the attributes are the arguments of `jobs.replay.rebuild`, its options bound."""
 
     flow: Flow[Any]
-    kafka: KafkaSettings
-    stores: Mapping[str, str]
-    dead_letters: str | None
+    options: RunOptions
     runner: Runner
-    accept: Sequence[str]
-    max_records: int
     progress: Callable[[Report], None] | None
     planned: Callable[[Plan], None] | None
     stop: threading.Event
@@ -98,39 +93,32 @@ class Folding:
             FlowError: The flow reads or publishes to the dead-letter topic, or a store is in memory.
             BrokerError: A topic does not exist, or this user may not write it.
         """
-        check_arguments(self.flow, self.stores, self.accept, dead_letters=self.dead_letters)
-        letters = [] if self.dead_letters is None else [self.dead_letters]
-        Topics(self.kafka).check_rights(write=[*outputs_of(self.flow), *letters])
+        options = self.options.checked(self.flow)
+        letters = [] if options.dead_letters is None else [options.dead_letters]
+        Topics(options.broker).check_rights(write=[*outputs_of(self.flow), *letters])
 
     def fold(self, found: Generations, pointer: Pointer, note: Rebuilt) -> Report:
         """Fold the rebuild up to what the live generation has read."""
         assert pointer.rebuild is not None
-        generation, live, topics = pointer.rebuild.generation, pointer.live, Topics(self.kafka)
+        generation, live, topics = pointer.rebuild.generation, pointer.live, Topics(self.options.broker)
         fill_from_snapshot(found, pointer.rebuild, note, self.snapshot)
-        refuse(topics_since(found, live, generation), self.accept)
+        refuse(topics_since(found, live, generation), self.options.accept)
         ranges = ranges_of(found, live, generation, topics)
-        refuse(deleted_records(found, ranges), self.accept)
+        refuse(deleted_records(found, ranges), self.options.accept)
         begun = {topic for topic, _ in found.positions(generation)}  # a crash may leave only some topics begun
         start: Starts = starts_of([one for one in ranges if one.topic not in begun], topics) or EARLIEST
-        return self.runner(
-            self.flow,
-            kafka=self.kafka,
-            stores=self.stores,
-            dead_letters=self.dead_letters,
+        options = replace(
+            self.options,
             generation=generation,
-            accept=self.accept,
             start=start,
             until_caught_up=True,
-            max_records=self.max_records,
-            progress=self.progress,
-            planned=self.planned,
-            stop=self.stop,
             rebuilding=Rebuilding(note, found.positions(live), pointer.rebuild.outputs),
         )
+        return self.runner(self.flow, options, progress=self.progress, planned=self.planned, stop=self.stop)
 
     def send_letters(self, found: Generations, generation: int) -> int:
         """Send the dead letters that the rebuild held, and return their number."""
-        return send_letters(found, generation, self.kafka)
+        return send_letters(found, generation, self.options.broker)
 
     def drop_letters(self, found: Generations, generation: int, note: Rebuilt) -> int:
         """Give up the dead letters that the rebuild held, and return their number."""
@@ -138,15 +126,15 @@ class Folding:
 
     def send_outputs(self, found: Generations, generation: int) -> int:
         """Send the outputs that the rebuild held, and return their number."""
-        return send_outputs(found, generation, self.kafka)
+        return send_outputs(found, generation, self.options.broker)
 
     def send_states(self, found: Generations, generation: int, before: int) -> int:
         """Publish the states that the flow publishes, and return their number; remove those of the generation before."""
-        return send_states(found, generation, before, self.kafka)
+        return send_states(found, generation, before, self.options.broker)
 
     def unread_growths(self, found: Generations, generation: int) -> list[str]:
         """The topics with added partitions of which a generation has not read all that may be in the wrong one."""
-        return growths_of(found.manifest(generation), self.kafka)
+        return growths_of(found.manifest(generation), self.options.broker)
 
     def stopped(self) -> bool:
         """Whether the command was asked to end."""

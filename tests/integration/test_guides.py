@@ -7,12 +7,14 @@ import sqlite3
 import uuid
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aggregations import Fields, Flow, Json, Topic, bind, count
+from aggregations.engine.options import RunOptions
 from aggregations.local import run_local
 from envelope import Envelope, Verdict
 from jobs import pointer_of
@@ -56,14 +58,15 @@ def test_the_guide_to_replays(
     source = Topic(sales, payload=Json({"article": str}), envelope=False)
     flow = Flow("sales").source(source).aggregate("article", key="article", fold=Fields(sales=count()))
     stores = bind(flow, {}, f"sqlite://{tmp_path}/states.db")
-    run_local(flow, kafka=settings, stores=stores, until_caught_up=True)
-    defined = guide("replay.md", dead=dead)
-    assert defined["corrected"](flow, settings, stores, "a test", 0) == 2
+    options = RunOptions(kafka=settings, stores=stores, dead_letters=dead)
+    run_local(flow, replace(options, until_caught_up=True))
+    defined = guide("replay.md")
+    assert defined["corrected"](flow, options, "a test", 0) == 2
     assert "3 offsets to read, 1 states\ngeneration 2 is 0 offsets behind" in capsys.readouterr().out
-    assert defined["taken_back"](flow, settings, stores, "a test") == 1
+    assert defined["taken_back"](flow, options, "a test") == 1
     with closing(sqlite3.connect(tmp_path / "states.db")) as database, database:
         database.execute("DELETE FROM state WHERE key = ?", (b"pear",))
-    assert defined["corrected"](flow, settings, stores, "a test", 0) == 1
+    assert defined["corrected"](flow, options, "a test", 0) == 1
     assert pointer_of(flow, stores).changes[-1].what == "abandon"
 
 

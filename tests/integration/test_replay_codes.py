@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from aggregations.engine.options import RunOptions
 from aggregations.local import run_local
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
@@ -53,7 +54,7 @@ class Site:
         self.flow = load_flow(f"{self.module}:flow")
         self.url = f"sqlite://{directory}/states.db"
         self.stores = bind(self.flow, {}, self.url)
-        run_local(self.flow, kafka=self.settings, stores=self.stores, until_caught_up=True)
+        run_local(self.flow, RunOptions(kafka=self.settings, stores=self.stores, until_caught_up=True))
 
     def given(self, words: str) -> tuple[int, str]:
         """Give a command, as `VERB FLOW OPTION...`; return its exit code and what it said."""

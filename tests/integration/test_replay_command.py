@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from aggregations.engine.options import RunOptions
 from aggregations.local import run_local
 from aggregations.run.binding import bind
 from jobs.cli.errors import Exit
@@ -43,7 +44,9 @@ def test_a_rebuild_from_its_plan_to_the_audit_of_its_swap(
             producer.send(name, b'{"tail": "N%d", "minutes": 5}' % (n % 2), b"N%d" % (n % 2))
         producer.flush()
     flow = load_flow(f"{module}:flow")
-    run_local(flow, kafka=settings, stores=bind(flow, {}, f"sqlite://{tmp_path}/s.db"), until_caught_up=True)
+    run_local(
+        flow, RunOptions(kafka=settings, stores=bind(flow, {}, f"sqlite://{tmp_path}/s.db"), until_caught_up=True)
+    )
 
     def replay(which: str, *options: str, code: Exit = Exit.DONE) -> tuple[str, str]:
         given = ["replay", f"{module}:{which}", *options, "--store", f"sqlite://{tmp_path}/s.db", "--bootstrap", kafka]

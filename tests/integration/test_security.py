@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AclOperation, ResourceType
 
+from aggregations.engine.options import RunOptions
 from aggregations.local import run_local
 from aggregations.run.binding import bind
 from jobs import views
@@ -293,7 +294,7 @@ def denied(broker: SecuredKafka, password: Path, tmp_path: Path, monkeypatch: py
         for one in map(alone, [*legs(5), Leg(tail="N1", carrier="broken", minutes=5)]):
             producer.send(READ, one.value, one.key)
         producer.flush()
-    run_local(flow, kafka=inside, stores=bind(flow, {}, url), dead_letters=REJECTED, until_caught_up=True)
+    run_local(flow, RunOptions(kafka=inside, stores=bind(flow, {}, url), dead_letters=REJECTED, until_caught_up=True))
     (tmp_path / "denied.py").write_text(
         f"from tests.support.flows import fleet\n\nflow = fleet({READ!r}, 'messages')\n"
     )

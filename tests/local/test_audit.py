@@ -31,6 +31,7 @@ from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from tests.messages import Leg
 from tests.support.flows import BROKEN, Totals, fleet, relay, served, spending, totals
+from tests.support.options import called
 from tests.support.refolding import at_times, audited, delete_before, history, tamper
 from tests.support.world import Sent, World, alone, legs, republished
 
@@ -117,7 +118,7 @@ def test_states_that_cannot_be_compared_are_refused(world: World, tmp_path: Path
     history(world)
     flow = fleet(world.topic)
     with pytest.raises(RunRefusedError, match="contain nothing of it"):
-        audit(flow, kafka=world.settings, stores=world.stores(flow), work=tmp_path / "work")
+        called(audit, flow, kafka=world.settings, stores=world.stores(flow), work=tmp_path / "work")
     stop = threading.Event()
     told: list[str] = []
 
@@ -204,7 +205,7 @@ def test_stages_behind_a_lookup_are_compared_only_if_they_are_named(world: World
     found = audited(world, flow)
     assert (found.drifted, found.skipped, list(found.comparison.stages)) == (False, ("category",), ["merchant", "card"])
     assert audited(world, flow, stages=["category"]).drifted  # payments before the change find the new row
-    again = rehearse(flow, flow, kafka=world.settings, work=tmp_of(world))
+    again = called(rehearse, flow, flow, kafka=world.settings, work=tmp_of(world))
     assert not again.differs
 
 
@@ -359,11 +360,11 @@ def test_states_in_redis_are_audited(kafka: str, topic: Callable[..., str], tmp_
         world.send(republished(legs(200, tails=60), [*range(150), *range(100, 200)]))
         world.run(flow, max_records=60)
         options: dict[str, Any] = {"kafka": world.settings, "stores": world.stores(flow), "work": tmp_path / "work"}
-        found = audit(flow, **options)
+        found = called(audit, flow, **options)
         assert (found.drifted, found.live["aircraft"]) == (False, len(world.views(flow, "aircraft")))
         assert found.live["aircraft"] > 50
         tamper(world, flow, "aircraft", min(world.views(flow, "aircraft")), minutes=-1)
-        assert audit(flow, **options).comparison.stages["aircraft"].changed == 1
+        assert called(audit, flow, **options).comparison.stages["aircraft"].changed == 1
 
 
 def test_a_run_that_begins_while_the_live_states_are_copied_is_noticed(
@@ -383,7 +384,7 @@ def test_a_run_that_begins_while_the_live_states_are_copied_is_noticed(
     world.run(flow)
     monkeypatch.setattr("jobs.refolding.audit.OrderedCopy", Disturbed)
     with pytest.raises(RunRefusedError, match="a run began meanwhile"):
-        audit(flow, kafka=world.settings, stores=world.stores(flow), work=world.directory / "work")
+        called(audit, flow, kafka=world.settings, stores=world.stores(flow), work=world.directory / "work")
     monkeypatch.undo()
     assert not audited(world, flow).drifted
 
@@ -391,4 +392,4 @@ def test_a_run_that_begins_while_the_live_states_are_copied_is_noticed(
 def test_a_flow_without_a_stage_has_no_states_to_audit(world: World) -> None:
     flow = relay(world.topic, "out")
     with pytest.raises(RunRefusedError, match="no stage"):
-        audit(flow, kafka=world.settings, stores=world.stores(flow))
+        called(audit, flow, kafka=world.settings, stores=world.stores(flow))

@@ -8,6 +8,7 @@ import pytest
 from jobs.backup import snapshot
 from jobs.replay import rebuild, swap
 from tests.support.flows import fleet
+from tests.support.options import called
 from tests.support.refolding import audited, history
 from tests.support.world import World, legs, republished
 
@@ -21,8 +22,8 @@ def test_the_live_generation_is_audited_after_a_swap_and_the_former_one_by_its_n
     flow, file = fleet(world.topic), tmp_path / "fleet.snapshot"
     world.run(flow)
     options: dict[str, Any] = {"kafka": world.settings, "stores": world.stores(flow), "dead_letters": world.dead}
-    rebuild(flow, why="audit", **options)
-    swap(flow, why="audit", work=tmp_path / "swap", **options)
+    called(rebuild, flow, why="audit", **options)
+    called(swap, flow, why="audit", work=tmp_path / "swap", **options)
     world.send(republished(legs(230), range(190, 230)))
     world.run(flow)
     found = audited(world, flow)

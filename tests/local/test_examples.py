@@ -11,6 +11,7 @@ import pytest
 
 from aggregations import bind, run_local
 from aggregations.definition.flow import Flow
+from aggregations.engine.options import RunOptions
 from jobs.demo.flights import load
 from jobs.views import states
 from persistence.kafka import KafkaSettings, Topics
@@ -46,7 +47,7 @@ def created(kafka: str) -> Iterator[Created]:
 def run(flow: Flow[Any], broker: KafkaSettings, tmp_path: Path, **options: Any) -> dict[str, dict[bytes, Any]]:
     """Run a flow to the ends of its topics; return the results of each stage."""
     stores = bind(flow, {}, f"sqlite://{tmp_path}/states.db")
-    run_local(flow, kafka=broker, stores=stores, until_caught_up=True, **options)
+    run_local(flow, RunOptions(kafka=broker, stores=stores, until_caught_up=True, **options))
     return {stage.name: {view.key: view.state for view in states(flow, stage.name, stores)} for stage in flow.stages}
 
 

@@ -19,6 +19,7 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.engine import opening
+from aggregations.engine.options import RunOptions
 from aggregations.errors import FlowError
 from aggregations.local import run_local
 from aggregations.report import Report
@@ -109,7 +110,7 @@ def test_records_as_large_as_their_topics_accept_are_published_and_become_dead_l
         for value in (json.dumps({"k": "a", "text": text}), text * 2):
             producer.send(large, value.encode(), b"a")
         producer.flush()
-    report = run_local(flow, kafka=world.settings, stores=stores, dead_letters=dead, until_caught_up=True)
+    report = run_local(flow, RunOptions(kafka=world.settings, stores=stores, dead_letters=dead, until_caught_up=True))
     assert (report.records, report.outputs) == (2, 1)
     assert [len(one.value or b"") > len(text) for one in world.records(out)] == [True]
     assert [one.value for one in world.records(dead)] == [2 * text.encode()]
@@ -118,14 +119,14 @@ def test_records_as_large_as_their_topics_accept_are_published_and_become_dead_l
 def test_a_store_in_the_memory_of_one_process_is_refused(world: World) -> None:
     flow = fleet(world.topic)
     with pytest.raises(FlowError, match=r"memory:.*end with the process.*lmdb"):
-        run_local(flow, kafka=world.settings, stores=bind(flow, {}, "memory://here"))
+        run_local(flow, RunOptions(kafka=world.settings, stores=bind(flow, {}, "memory://here")))
 
 
 def test_a_store_that_cannot_be_opened_is_one_line_with_the_remedy(world: World, tmp_path: File) -> None:
     (tmp_path / "file").write_text("in the way")
     flow = fleet(world.topic)
     with pytest.raises(Terminal) as refused:
-        run_local(flow, kafka=world.settings, stores=bind(flow, {}, f"sqlite:///{tmp_path}/file/states.db"))
+        run_local(flow, RunOptions(kafka=world.settings, stores=bind(flow, {}, f"sqlite:///{tmp_path}/file/states.db")))
     assert str(tmp_path / "file") in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -138,7 +139,7 @@ def test_a_broker_that_does_not_answer_is_one_line_with_the_remedy(
     flow = fleet(world.topic)
     nowhere = KafkaSettings(f"{ports.LOOPBACK}:{ports.remembered(tmp_path, ['kafka'])['kafka']}")
     with pytest.raises(BrokerUnavailable, match=f"{nowhere.bootstrap}.*Check that the broker runs") as refused:
-        run_local(flow, kafka=nowhere, stores=world.stores(flow), until_caught_up=True)
+        run_local(flow, RunOptions(kafka=nowhere, stores=world.stores(flow), until_caught_up=True))
     assert "\n" not in str(refused.value)
 
 
@@ -150,7 +151,7 @@ def test_a_start_that_waits_for_its_broker_ends_when_it_is_told_to(
     nowhere = KafkaSettings(f"{ports.LOOPBACK}:{ports.remembered(tmp_path, ['kafka'])['kafka']}")
     with at_warning() as waiting:
         waiting.action = stop.set
-        assert run_local(flow, kafka=nowhere, stores=world.stores(flow), stop=stop) == Report()
+        assert run_local(flow, RunOptions(kafka=nowhere, stores=world.stores(flow)), stop=stop) == Report()
 
 
 def test_runs_of_one_flow_name_in_one_process_keep_their_states_and_clients_apart(

@@ -5,7 +5,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.definition.windows import tumbling
+from aggregations.engine.options import RunOptions
 from aggregations.errors import DefinitionChangedError, RunRefusedError
-from aggregations.local import run_local
+from aggregations.local import fold_range, run_local
+from aggregations.report import Report
 from aggregations.run import growth
 from aggregations.run.mend import Mending
 from aggregations.run.snapshots import Latest, read_snapshot
@@ -30,6 +32,7 @@ from jobs.refolding import fold as folding
 from jobs.replay import pointer_of, rebuild, rollback, swap
 from tests.messages import Leg
 from tests.support.flows import BROKEN, filtered, fleet, spending, totals
+from tests.support.options import called
 from tests.support.refolding import at_times, audited, delete_before, history, tamper
 from tests.support.world import Sent, World, alone, legs, republished
 
@@ -39,7 +42,9 @@ pytestmark = [pytest.mark.integration]
 def mended(world: World, flow: Flow[Any], stage: str, *keys: bytes, **options: Any) -> Mended:
     given = {"apply": True, "why": "a test", **options}
     work = world.directory / "work"
-    return mend(flow, kafka=world.settings, stores=world.stores(flow), stage=stage, keys=keys, work=work, **given)
+    return called(
+        mend, flow, kafka=world.settings, stores=world.stores(flow), stage=stage, keys=keys, work=work, **given
+    )
 
 
 def lose(world: World, flow: Flow[Any], stage: str, key: bytes) -> None:
@@ -202,16 +207,16 @@ def test_after_a_swap_the_live_generation_is_mended_and_not_the_former_one(world
     flow = fleet(world.topic)
     world.run(flow)
     options: dict[str, Any] = {"kafka": world.settings, "stores": world.stores(flow)}
-    rebuild(flow, why="a test", dead_letters=world.dead, **options)
+    called(rebuild, flow, why="a test", dead_letters=world.dead, **options)
     with pytest.raises(RunRefusedError, match="rebuilds it"):
         mended(world, flow, "carrier", b"AA", generation=2)
-    swap(flow, why="a test", work=tmp_path / "swap", dead_letters=world.dead, **options)
+    called(swap, flow, why="a test", work=tmp_path / "swap", dead_letters=world.dead, **options)
     lose_in_generation(world, flow, "carrier", b"AA", 2)
     with pytest.raises(RunRefusedError, match="generation 2 is live"):
         mended(world, flow, "carrier", b"AA", generation=1)
     assert mended(world, flow, "carrier", b"AA").mends == {b"AA": Mending.PUT_BACK}
     assert not audited(world, flow).drifted
-    assert rollback(flow, why="a test", **options).live == 1
+    assert called(rollback, flow, why="a test", **options).live == 1
     assert Counter(one.what for one in pointer_of(flow, world.stores(flow)).changes)["mend"] == 1
 
 
@@ -308,7 +313,10 @@ def test_what_the_fold_cannot_prove_is_left_in_the_states_and_an_audit_says_so(
     assert world.results(flow, "aircraft") == everything
     assert (audited(world, flow).drifted, audited(world, flow).unproven) == (False, 0)
 
-    monkeypatch.setattr(folding, "fold_range", partial(folding.fold_range, max_records=1))
+    def one_by_one(flow: Flow[Any], options: RunOptions, **given: Any) -> Report:
+        return fold_range(flow, replace(options, max_records=1), **given)
+
+    monkeypatch.setattr(folding, "fold_range", one_by_one)
     found = audited(world, flow)
     assert (found.drifted, found.unproven, found.folded.dead_letters["unproven"]) == (True, 1, 1)
     with pytest.raises(RunRefusedError, match=r"finds 1 of the .* unproven"):

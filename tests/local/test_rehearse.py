@@ -15,6 +15,7 @@ from aggregations.errors import RunRefusedError
 from jobs.refolding.rehearse import Rehearsal, rehearse
 from tests.messages import Leg
 from tests.support.flows import FUELS, fleet, relay
+from tests.support.options import called
 from tests.support.refolding import at_times, delete_before, history
 from tests.support.world import Sent, World, alone, legs
 
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.integration]
 def rehearsed(world: World, flow: Flow[Any], against: Flow[Any], *ranges: str, **options: Any) -> Rehearsal:
     work = world.directory / "work"
     try:
-        return rehearse(flow, against, kafka=world.settings, ranges=ranges, work=work, **options)
+        return called(rehearse, flow, against, kafka=world.settings, ranges=ranges, work=work, **options)
     finally:
         assert [one.name for one in work.iterdir()] == ["lock"] if work.exists() else True
 

@@ -32,6 +32,7 @@ from persistence.pointer import Pointer
 from persistence.protocol import Write
 from tests.messages import Leg
 from tests.support.flows import fleet
+from tests.support.options import called
 from tests.support.replays import Crash, CrashAt
 from tests.support.world import Sent, World, alone, legs, republished
 
@@ -72,10 +73,10 @@ class Site:
         return {"kafka": self.world.settings, "stores": self.world.stores(self.old), **options}
 
     def rebuild(self, flow: Flow[Any], **options: Any) -> Any:
-        return rebuild(flow, why="hours", **self.options(dead_letters=self.world.dead, **options))
+        return called(rebuild, flow, why="hours", **self.options(dead_letters=self.world.dead, **options))
 
     def swap(self, flow: Flow[Any], **options: Any) -> Swapped:
-        return swap(flow, why="hours", **self.options(dead_letters=self.world.dead, work=self.work, **options))
+        return called(swap, flow, why="hours", **self.options(dead_letters=self.world.dead, work=self.work, **options))
 
     def outputs(self) -> Counter[bytes | None]:
         return Counter(record.value for record in self.world.records(self.out))
@@ -97,8 +98,8 @@ def test_a_rebuild_with_another_definition_becomes_live_and_is_rolled_back(site:
     outputs, letters = site.outputs(), site.letters()
     assert letters == {1: 2}
     with pytest.raises(DefinitionChangedError, match=r"stage carrier.*--redefine"):
-        plan_replay(site.new, **site.options())
-    plan = plan_replay(site.new, **site.options(redefine=True))
+        called(plan_replay, site.new, **site.options())
+    plan = called(plan_replay, site.new, **site.options(redefine=True))
     assert (plan.live, plan.generation, plan.begun, plan.redefined) == (1, 2, False, ("carrier",))
     assert plan.records == sum(world.ends(site.old).values()) == 122
     assert plan.keys == {"aircraft": 8, "carrier": 3}
@@ -132,7 +133,7 @@ def test_a_rebuild_with_another_definition_becomes_live_and_is_rolled_back(site:
     assert max(site.outputs().values()) == 1
     assert site.outputs().total() == sum(leg.minutes != 0 for leg in sent)
 
-    assert rollback(site.old, why="a mistake", **site.options()).live == 1
+    assert called(rollback, site.old, why="a mistake", **site.options()).live == 1
     world.run(site.old)
     world.check(site.old)
     changes = pointer_of(site.old, world.stores(site.old)).changes
@@ -213,9 +214,9 @@ def test_what_cannot_be_rebuilt_is_refused_and_nothing_is_written(site: Site, to
     with pytest.raises(RunRefusedError, match="no generation is being rebuilt"):
         site.swap(site.old)
     with pytest.raises(RunRefusedError, match="no earlier generation"):
-        rollback(site.old, why="", **site.options())
+        called(rollback, site.old, why="", **site.options())
     with pytest.raises(RunRefusedError, match="no generation is being rebuilt"):
-        abandon(site.old, stores=world.stores(site.old), why="")
+        called(abandon, site.old, stores=world.stores(site.old), why="")
     assert pointer_of(site.old, world.stores(site.old)) == Pointer()
 
 
@@ -229,7 +230,7 @@ def test_records_that_kafka_has_deleted_are_not_rebuilt_unless_the_loss_is_accep
     admin = AdminClient({"bootstrap.servers": world.settings.bootstrap})
     for future in admin.delete_records([TopicPartition(world.topic, 0, 5)]).values():
         future.result(30)
-    plan = plan_replay(site.old, **site.options())  # it shows the loss
+    plan = called(plan_replay, site.old, **site.options())  # it shows the loss
     assert {(one.partition, one.start, one.first): one.deleted for one in plan.ranges if one.deleted} == {(0, 0, 5): 5}
     assert [one.risk for one in plan.refused] == ["lost-records"]
     assert plan.records == sum(world.ends(site.old).values()) - 5
@@ -242,14 +243,16 @@ def test_records_that_kafka_has_deleted_are_not_rebuilt_unless_the_loss_is_accep
     assert not swapped.done
     assert swapped.differences.comparison.differences > 0
     world.run(site.old)
-    assert abandon(site.old, stores=world.stores(site.old), why="incomplete").rebuild is None
-    plan = plan_replay(site.old, **site.options(accept=["lost-records"]))
+    assert called(abandon, site.old, stores=world.stores(site.old), why="incomplete").rebuild is None
+    plan = called(plan_replay, site.old, **site.options(accept=["lost-records"]))
     assert (plan.generation, [*plan.refused]) == (3, [])
     end = world.ends(site.old)[0]
     world.send(republished(legs(90), range(60, 90)))
     for future in admin.delete_records([TopicPartition(world.topic, 0, end + 1)]).values():
         future.result(30)
-    plan = plan_replay(site.old, **site.options())  # what the live generation has not read is no loss of the rebuild
+    plan = called(
+        plan_replay, site.old, **site.options()
+    )  # what the live generation has not read is no loss of the rebuild
     assert f"offsets 0 to {end - 1} were deleted" in plan.refused[0].what
 
 
@@ -318,12 +321,12 @@ def test_a_rebuild_that_died_between_the_starts_of_two_topics_begins_where_the_f
     for nth in range(1, 20):
         stores = world.stores(flow)
         with use(CrashAt(nth, applied=True)), suppress(Crash, RuntimeError):
-            rebuild(flow, why="dies", kafka=world.settings, stores=stores, take_over=True)
+            called(rebuild, flow, why="dies", kafka=world.settings, stores=stores, take_over=True)
             break
-        done = rebuild(flow, why="again", kafka=world.settings, stores=stores, take_over=True)
+        done = called(rebuild, flow, why="again", kafka=world.settings, stores=stores, take_over=True)
         [found] = states(flow, "aircraft", stores, generation=done.generation)
         assert found.state == {"n": 4}, nth
-        abandon(flow, stores=stores, why="the next one")
+        called(abandon, flow, stores=stores, why="the next one")
     assert nth > 5
 
 
@@ -335,10 +338,10 @@ def test_a_store_that_does_not_keep_keys_in_order(site: Site, redis_url: str) ->
     world.send(republished(legs(60)))
     world.run(flow)
     options = {"kafka": world.settings, "stores": world.stores(flow)}
-    rebuild(flow, why="lost states", **options)
-    plan = plan_replay(flow, work=site.work, **options)
+    called(rebuild, flow, why="lost states", **options)
+    plan = called(plan_replay, flow, work=site.work, **options)
     assert plan.differences is not None
-    swapped = swap(flow, why="lost states", work=site.work, **options)
+    swapped = called(swap, flow, why="lost states", work=site.work, **options)
     for found in (plan.differences, swapped.differences):
         assert {stage: one.same for stage, one in found.comparison.stages.items()} == {"aircraft": 8, "carrier": 3}
         assert found.comparison.differences == 0

@@ -19,6 +19,7 @@ from jobs.replay import Swapped, drop, plan_replay, pointer_of, rebuild, swap
 from jobs.snapshot_places import Place
 from tests.integration.test_retire import sent
 from tests.support.flows import closing, fleet
+from tests.support.options import called
 from tests.support.world import World, legs, republished
 
 pytestmark = [pytest.mark.integration]
@@ -35,10 +36,12 @@ class Site:
         return {"kafka": self.world.settings, "stores": self.world.stores(flow), **options}
 
     def rebuild(self, flow: Flow[Any], **options: Any) -> Any:
-        return rebuild(flow, why="a test", **self.options(flow, dead_letters=self.world.dead, **options))
+        return called(rebuild, flow, why="a test", **self.options(flow, dead_letters=self.world.dead, **options))
 
     def swap(self, flow: Flow[Any], **options: Any) -> Swapped:
-        return swap(flow, why="a test", **self.options(flow, dead_letters=self.world.dead, work=self.work, **options))
+        return called(
+            swap, flow, why="a test", **self.options(flow, dead_letters=self.world.dead, work=self.work, **options)
+        )
 
     def delete(self, first: int) -> None:
         """Delete the records of the source below an offset."""
@@ -68,16 +71,16 @@ def test_a_rebuild_from_a_snapshot_needs_no_records_from_before_it(
     site.delete(min(saved.positions[world.topic].values()))
     assert (
         "begin with a snapshot that was made later (--snapshot FILE)"
-        in plan_replay(flow, **site.options(flow)).refused[0].remedy
+        in called(plan_replay, flow, **site.options(flow)).refused[0].remedy
     )
-    plan = plan_replay(flow, **site.options(flow, snapshot=place))
+    plan = called(plan_replay, flow, **site.options(flow, snapshot=place))
     named = place if isinstance(place, str) else str(place.absolute())
     assert (plan.records, plan.snapshot, plan.refused) == (60, named, [])
     assert pointer_of(flow, world.stores(flow)).rebuild is None
 
     done = site.rebuild(flow, snapshot=place, max_records=20)
     assert (done.report.records, done.behind) == (60, 0)
-    assert plan_replay(flow, **site.options(flow)).snapshot == named
+    assert called(plan_replay, flow, **site.options(flow)).snapshot == named
     world.send(republished(flights, range(150, 200)))
     world.run(flow)
     swapped = site.swap(flow)
@@ -90,7 +93,7 @@ def test_a_rebuild_from_a_snapshot_needs_no_records_from_before_it(
     assert [world.results(flow, stage) for stage in ("aircraft", "carrier")] == after
     assert sum(one["legs"] for one in after[0].values()) == sum(leg.minutes > 0 for leg in flights)
 
-    drop(flow, 1, stores=world.stores(flow), why="a test", accept=["no-rollback"])
+    called(drop, flow, 1, stores=world.stores(flow), why="a test", accept=["no-rollback"])
     assert [world.results(flow, stage) for stage in ("aircraft", "carrier")] == after
 
 

@@ -22,6 +22,7 @@ from persistence.kafka import BrokerError
 from persistence.pointer import Pointer, Rebuild
 from tests.messages import Leg
 from tests.support.flows import TOTALS, fleet, spending
+from tests.support.options import called
 from tests.support.world import Sent, World, alone, legs, republished
 
 pytestmark = [pytest.mark.integration]
@@ -41,11 +42,11 @@ class Fleet:
         return {"kafka": self.world.settings, "stores": self.world.stores(self.flow), **options}
 
     def rebuild(self, **options: Any) -> Any:
-        return rebuild(self.flow, **self.options(why="a test", dead_letters=self.world.dead, **options))
+        return called(rebuild, self.flow, **self.options(why="a test", dead_letters=self.world.dead, **options))
 
     def swap(self, **options: Any) -> Any:
         given = {"why": "a test", "dead_letters": self.world.dead, "work": self.work, **options}
-        return swap(self.flow, **self.options(**given))
+        return called(swap, self.flow, **self.options(**given))
 
     def pointer(self) -> Pointer:
         return pointer_of(self.flow, self.world.stores(self.flow))
@@ -80,11 +81,11 @@ def test_two_replays_at_once(fleet_of: Fleet) -> None:
     for command in (fleet_of.rebuild, fleet_of.swap):
         with pytest.raises(RunRefusedError, match=said):
             command()
-    plan = plan_replay(fleet_of.flow, **fleet_of.options())  # it only reads
+    plan = called(plan_replay, fleet_of.flow, **fleet_of.options())  # it only reads
     assert plan.pointer.rebuild is not None
     assert plan.pointer.rebuild.process == f"process {os.getppid()} on {host}"
     with pytest.raises(RunRefusedError, match=said):
-        abandon(fleet_of.flow, stores=fleet_of.world.stores(fleet_of.flow), why="")
+        called(abandon, fleet_of.flow, stores=fleet_of.world.stores(fleet_of.flow), why="")
     assert fleet_of.pointer() == before
     working(fleet_of, "elsewhere/1")
     with pytest.raises(RunRefusedError, match="process 1 on elsewhere"):
@@ -109,9 +110,11 @@ def test_stores_that_are_not_those_of_the_live_generation(fleet_of: Fleet, tmp_p
     stores = fleet_of.world.stores(fleet_of.flow)
     other = {**stores, "carrier": f"sqlite:///{tmp_path}/other.db"}
     with pytest.raises(RunRefusedError, match="store of stage carrier has nothing of it"):
-        plan_replay(fleet_of.flow, kafka=fleet_of.world.settings, stores=other)
+        called(plan_replay, fleet_of.flow, kafka=fleet_of.world.settings, stores=other)
     with pytest.raises(RunRefusedError, match="contain nothing of it"):
-        plan_replay(fleet_of.flow, kafka=fleet_of.world.settings, stores=dict.fromkeys(stores, other["carrier"]))
+        called(
+            plan_replay, fleet_of.flow, kafka=fleet_of.world.settings, stores=dict.fromkeys(stores, other["carrier"])
+        )
 
 
 def test_a_topic_that_does_not_exist_any_more_or_was_created_again(fleet_of: Fleet) -> None:
@@ -128,7 +131,7 @@ def test_a_topic_that_does_not_exist_any_more_or_was_created_again(fleet_of: Fle
     said = r"states contain events of the former topic.*--accept lost-records"
     with pytest.raises(RunRefusedError, match=said):
         fleet_of.rebuild()
-    [lost] = plan_replay(fleet_of.flow, **fleet_of.options()).refused
+    [lost] = called(plan_replay, fleet_of.flow, **fleet_of.options()).refused
     assert "contain events of the former topic" in lost.what
     assert fleet_of.pointer() == Pointer()
     assert fleet_of.rebuild(accept=["lost-records"]).report.records == 20
@@ -143,24 +146,24 @@ def test_lookups_find_the_newest_rows_only_if_that_is_accepted(world: World, top
         world.run(flow)
     options = {"kafka": world.settings, "stores": world.stores(flow)}
     with pytest.raises(RunRefusedError, match=r"behind the lookup in table merchant .*\(--accept newest-rows\)"):
-        rebuild(flow, why="a test", **options)
-    assert [one.risk for one in plan_replay(flow, **options).refused] == ["newest-rows"]
+        called(rebuild, flow, why="a test", **options)
+    assert [one.risk for one in called(plan_replay, flow, **options).refused] == ["newest-rows"]
     assert pointer_of(flow, world.stores(flow)) == Pointer()
-    done = rebuild(flow, why="a test", accept=["newest-rows"], **options)
-    rebuild(flow, why="to catch up", **options)
+    done = called(rebuild, flow, why="a test", accept=["newest-rows"], **options)
+    called(rebuild, flow, why="to catch up", **options)
     found = {view.key: view.state["cents"] for view in states(flow, "category", options["stores"], generation=2)}
     assert (done.generation, found) == (2, {b"toys": 30})
 
 
 def test_the_generation_of_a_settings_file(fleet_of: Fleet) -> None:
     with pytest.raises(RunRefusedError, match="generation 3: the stores contain nothing of it"):
-        plan_replay(fleet_of.flow, **fleet_of.options(generation=3))
+        called(plan_replay, fleet_of.flow, **fleet_of.options(generation=3))
     fleet_of.rebuild(generation=1)
     with pytest.raises(UsageError, match=r"remove `generation` from headwater.toml before the swap"):
         fleet_of.swap(generation=1)
     fleet_of.swap()
     with pytest.raises(RunRefusedError, match=r"generation 2 is live\. Remove `generation`"):
-        plan_replay(fleet_of.flow, **fleet_of.options(generation=1))
+        called(plan_replay, fleet_of.flow, **fleet_of.options(generation=1))
 
 
 def test_a_swap_that_was_interrupted(fleet_of: Fleet) -> None:
@@ -171,11 +174,11 @@ def test_a_swap_that_was_interrupted(fleet_of: Fleet) -> None:
     with pytest.raises(RunRefusedError, match="Repeat --swap, or keep the live generation with --rollback"):
         fleet_of.rebuild()
     with pytest.raises(RunRefusedError, match="First keep generation 1 with --rollback"):
-        abandon(fleet_of.flow, stores=fleet_of.world.stores(fleet_of.flow), why="")
-    assert rollback(fleet_of.flow, **fleet_of.options(why="")).live == 1
+        called(abandon, fleet_of.flow, stores=fleet_of.world.stores(fleet_of.flow), why="")
+    assert called(rollback, fleet_of.flow, **fleet_of.options(why="")).live == 1
     fleet_of.world.run(fleet_of.flow)
     with pytest.raises(RunRefusedError, match=r"it is being rebuilt, and not live.*--abandon"):
-        rollback(fleet_of.flow, **fleet_of.options(why=""))
+        called(rollback, fleet_of.flow, **fleet_of.options(why=""))
     assert fleet_of.pointer().rebuild == Rebuild(2, 1)
 
 
@@ -183,7 +186,7 @@ def test_a_flow_for_the_differences_that_is_not_the_live_one(fleet_of: Fleet) ->
     world = fleet_of.world
     other = fleet(world.topic, stages=1).aggregate("carrier", "tail", TOTALS)
     with pytest.raises(RunRefusedError, match="stage carrier was made by another definition than that of --against"):
-        plan_replay(fleet_of.flow, **fleet_of.options(against=other))
+        called(plan_replay, fleet_of.flow, **fleet_of.options(against=other))
 
 
 def test_published_states_are_sent_by_the_swap_and_refuse_the_way_back(
@@ -203,13 +206,13 @@ def test_published_states_are_sent_by_the_swap_and_refuse_the_way_back(
     assert {snapshot.generation for _, snapshot in latest} == {2}
     assert {key: latest.state(key) for key, _ in latest} == world.results(flow, "aircraft")
     with pytest.raises(RunRefusedError, match=r"publishes its states to .*--accept snapshot-versions"):
-        rollback(flow, **site.options(why=""))
+        called(rollback, flow, **site.options(why=""))
     world.send(republished(legs(80), range(60, 80)))
     world.run(flow)
     for record in world.records(out):
         latest.apply(record.key or b"", read_snapshot(record.value))
     assert {key: latest.state(key) for key, _ in latest} == world.results(flow, "aircraft")
-    assert rollback(flow, **site.options(why="", accept=["snapshot-versions"])).live == 1
+    assert called(rollback, flow, **site.options(why="", accept=["snapshot-versions"])).live == 1
 
 
 def recreated(fleet: Fleet) -> None:
@@ -228,7 +231,7 @@ def test_a_topic_that_was_created_again_since_the_rebuild_began(fleet_of: Fleet)
     recreated(fleet_of)
     before = fleet_of.pointer()
     said = r"generation 2: topic .* was created again since it read the former one.*--accept lost-records"
-    [lost] = plan_replay(fleet_of.flow, **fleet_of.options()).refused
+    [lost] = called(plan_replay, fleet_of.flow, **fleet_of.options()).refused
     assert "was created again since it read the former one" in lost.what
     for command in (lambda: fleet_of.swap(accept=["topic-recreated"]), fleet_of.rebuild):
         with pytest.raises(RunRefusedError, match=said):
@@ -246,9 +249,9 @@ def test_a_topic_that_was_created_again_since_the_swap(fleet_of: Fleet) -> None:
     recreated(fleet_of)
     options = {**fleet_of.options(), "why": "a test"}
     with pytest.raises(RunRefusedError, match=r"generation 1: topic .* was created again since it read the former one"):
-        rollback(fleet_of.flow, **options)
+        called(rollback, fleet_of.flow, **options)
     assert fleet_of.pointer().live == 2
-    assert rollback(fleet_of.flow, **options, accept=["lost-records"]).live == 1
+    assert called(rollback, fleet_of.flow, **options, accept=["lost-records"]).live == 1
 
 
 def aggregated(topic: str) -> Flow[Any]:
@@ -278,11 +281,11 @@ def test_partitions_that_were_added_and_are_not_read(world: World, tmp_path: Fil
 def test_a_dead_letter_topic_that_does_not_exist_is_refused_before_anything_is_folded(fleet_of: Fleet) -> None:
     options = fleet_of.options(why="a test", dead_letters="nowhere")
     with pytest.raises(BrokerError, match="nowhere"):
-        rebuild(fleet_of.flow, **options)
+        called(rebuild, fleet_of.flow, **options)
     with pytest.raises(FlowError, match="the flow's source"):
-        rebuild(fleet_of.flow, **{**options, "dead_letters": fleet_of.world.topic})
+        called(rebuild, fleet_of.flow, **{**options, "dead_letters": fleet_of.world.topic})
     assert fleet_of.pointer() == Pointer()
     assert fleet_of.rebuild().report.records == 60
     with pytest.raises(BrokerError, match="nowhere"):
-        swap(fleet_of.flow, work=fleet_of.work, **options)
+        called(swap, fleet_of.flow, work=fleet_of.work, **options)
     assert (fleet_of.pointer().live, fleet_of.pointer().closing) == (1, 0)

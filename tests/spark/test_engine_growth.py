@@ -11,8 +11,8 @@ from aggregations.definition.aggregates import count, total
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
+from aggregations.engine.options import RunOptions
 from aggregations.errors import RunRefusedError
-from aggregations.run.binding import bind
 from aggregations.run.states import state_of
 from aggregations.spark import run_flow
 from envelope import Envelope, Hop, decode, encode
@@ -55,13 +55,8 @@ def test_no_half_of_it_is_lost_however_far_apart_the_halves_are(spark, kafka, to
     if stages == 2:
         flow = flow.aggregate("carrier", "carrier", Fields(legs=count(), air=total("air")))
     url = f"sqlite://{tmp_path}/states.db"
-    report = run_flow(
-        flow,
-        kafka=KafkaSettings(kafka),
-        stores=bind(flow, {}, url),
-        dead_letters=dead,
-        until_caught_up=True,
-    )
+    options = RunOptions(kafka=KafkaSettings(kafka), stores=url, dead_letters=dead, until_caught_up=True)
+    report = run_flow(flow, options)
     assert report.records == 2 * COUNT
     store = open_store(url)
     for stage in flow.stages:

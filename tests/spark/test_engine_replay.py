@@ -10,6 +10,7 @@ from aggregations.spark import run_flow
 from jobs.replay import rebuild, swap
 from tests.messages import Leg
 from tests.support.flows import BROKEN, PATHS, Path, fleet, shared
+from tests.support.options import called
 from tests.support.world import World, alone, legs, republished
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -28,11 +29,11 @@ def test_a_rebuild_on_spark_is_swapped_and_continues(
     values = [record.value for record in world.records(out)]
     outputs, letters = len(values), Counter(letter.generation for letter, _ in world.dead_letters())
     given = {"kafka": world.settings, "stores": world.stores(flow), "why": "a test", "runner": run_flow}
-    done = rebuild(flow, dead_letters=world.dead, max_records=60, outputs=True, **given)
+    done = called(rebuild, flow, dead_letters=world.dead, max_records=60, outputs=True, **given)
     assert (done.report.records, done.behind) == (152, 0)
     assert len(world.records(out)) == outputs
     assert Counter(letter.generation for letter, _ in world.dead_letters()) == letters
-    swapped = swap(flow, dead_letters=world.dead, work=tmp_path / "work", **given)
+    swapped = called(swap, flow, dead_letters=world.dead, work=tmp_path / "work", **given)
     assert swapped.done
     assert swapped.differences.comparison.differences == 0
     assert swapped.dead_letters == letters[1] > 0

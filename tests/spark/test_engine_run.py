@@ -18,6 +18,7 @@ from pyspark import RDD, SparkContext
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.engine import batches, group_offsets, opening
+from aggregations.engine.options import RunOptions
 from aggregations.engine.roots import EndsByIncarnation, ask_ends
 from aggregations.errors import FlowError
 from aggregations.report import Report
@@ -360,14 +361,14 @@ def test_whatever_a_callback_raises_ends_the_run_and_comes_out_as_it_is(
 def test_a_store_in_the_memory_of_one_process_is_refused(world: World) -> None:
     flow = fleet(world.topic)
     with pytest.raises(FlowError, match=r"memory:.*sqlite"):
-        run_flow(flow, kafka=world.settings, stores=bind(flow, {}, "memory://here"))
+        run_flow(flow, RunOptions(kafka=world.settings, stores=bind(flow, {}, "memory://here")))
 
 
 def test_a_store_that_cannot_be_opened_is_one_line_with_the_remedy(world: World, tmp_path: File) -> None:
     (tmp_path / "file").write_text("in the way")
     flow = fleet(world.topic)
     with pytest.raises(Terminal) as refused:
-        run_flow(flow, kafka=world.settings, stores=bind(flow, {}, f"sqlite:///{tmp_path}/file/states.db"))
+        run_flow(flow, RunOptions(kafka=world.settings, stores=bind(flow, {}, f"sqlite:///{tmp_path}/file/states.db")))
     assert str(tmp_path / "file") in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -380,7 +381,7 @@ def test_a_broker_that_does_not_answer_is_one_line_with_the_remedy(
     flow = fleet(world.topic)
     nowhere = KafkaSettings(f"{ports.LOOPBACK}:{ports.remembered(tmp_path, ['kafka'])['kafka']}")
     with pytest.raises(BrokerUnavailable, match=f"{nowhere.bootstrap}.*Check that the broker runs") as refused:
-        run_flow(flow, kafka=nowhere, stores=world.stores(flow), until_caught_up=True)
+        run_flow(flow, RunOptions(kafka=nowhere, stores=world.stores(flow), until_caught_up=True))
     assert "\n" not in str(refused.value)
 
 

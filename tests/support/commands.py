@@ -3,7 +3,7 @@
 import inspect
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from aggregations.engine.options import RunOptions
 from jobs import copying
 from jobs.stack import StackState, process
 from jobs.stack.state import ServerState
@@ -42,7 +43,7 @@ class Calls:
     given: list[dict[str, Any]] = field(default_factory=list)
 
     def of(self, callee: Callable[..., Any], result: Any) -> Callable[..., Any]:
-        """A callee that keeps its arguments by name."""
+        """A callee that keeps its arguments by name, and those in `RunOptions` by theirs."""
         signature = inspect.signature(callee)
 
         def recorded(*arguments: Any, **named: Any) -> Any:
@@ -50,6 +51,8 @@ class Calls:
             for parameter in signature.parameters.values():
                 if parameter.kind is parameter.VAR_KEYWORD:
                     bound |= bound.pop(parameter.name, {})
+            if isinstance(options := bound.get("options"), RunOptions):
+                bound |= {one.name: getattr(options, one.name) for one in fields(bound.pop("options"))}
             self.given.append({name: one for name, one in bound.items() if name not in IGNORED})
             return result
 

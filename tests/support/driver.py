@@ -16,6 +16,7 @@ from aggregations.engine import batches
 from aggregations.engine.engine import Engine
 from aggregations.engine.job import Job, TaskReport
 from aggregations.engine.opening import Opening
+from aggregations.engine.options import RunOptions
 from aggregations.engine.ranges import Range
 from aggregations.report import Report
 from aggregations.run.begin import begin
@@ -104,12 +105,9 @@ class Driver:
             of,
             Opening(self.broker, self.run, [plan]),  # type: ignore[arg-type, list-item]
             SimpleNamespace(routes=2, is_local=True, execute=execute),
-            kafka=KafkaSettings("nowhere:1"),
-            dead_letters="dead",
-            group="lag",
+            RunOptions(kafka=KafkaSettings("nowhere:1"), dead_letters="dead", group="lag"),
             progress=self.reports.append,
             stop=self.stop,
-            metadata_max_age=300,
         )
 
     def attempt(self) -> TaskReport:

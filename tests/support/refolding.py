@@ -15,6 +15,7 @@ from persistence.protocol import FlowRef, Write
 from persistence.record import decode_record, encode_record
 from persistence.registry import open_store
 from tests.messages import Leg
+from tests.support.options import called
 from tests.support.world import Sent, World, alone, legs, republished
 
 BEGIN_US = 1_600_000_000_000_000
@@ -47,7 +48,7 @@ def audited(world: World, flow: Flow[Any], **options: Any) -> Audit:
     work = world.directory / "work"
     before = untouched(world, flow)
     try:
-        return audit(flow, kafka=world.settings, stores=world.stores(flow), work=work, **options)
+        return called(audit, flow, kafka=world.settings, stores=world.stores(flow), work=work, **options)
     finally:
         assert [one.name for one in work.iterdir()] == ["lock"]
         assert untouched(world, flow) == before

@@ -14,6 +14,7 @@ from aggregations.spark import run_flow
 from persistence.commit.faults import SPEC
 from persistence.kafka import KafkaSettings
 from tests.support import flows
+from tests.support.options import called
 from tests.support.progress import say
 from tests.support.spark import FAST
 
@@ -30,8 +31,8 @@ def main(flow: str, arguments: Sequence[Any], kafka: str, *, freeze: bool = Fals
     """
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         _end_what_is_left()
-    run_flow(
-        getattr(flows, flow)(*arguments),
+    called(
+        *(run_flow, getattr(flows, flow)(*arguments)),
         kafka=KafkaSettings(kafka),
         until_caught_up=True,
         # Workers of an existing JVM do not have this process's environment.

@@ -10,6 +10,7 @@ from typing import Any
 from aggregations.local import executor, run_local
 from persistence.kafka import KafkaSettings
 from tests.support import flows
+from tests.support.options import called
 from tests.support.progress import say
 
 
@@ -28,8 +29,8 @@ def main(
     """
     if few is not None:
         executor.FEW_RECORDS = few
-    run_local(
-        getattr(flows, flow)(*arguments),
+    called(
+        *(run_local, getattr(flows, flow)(*arguments)),
         kafka=KafkaSettings(kafka),
         **{"until_caught_up": True, **options},
         progress=partial(say, freeze=freeze),

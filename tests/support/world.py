@@ -27,6 +27,7 @@ from persistence.kafka.reading import assign
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
 from tests.messages import Leg
+from tests.support.options import called
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -146,7 +147,7 @@ class World:
     def run(self, flow: Flow[Any], **options: Any) -> Report:
         """Run the flow until it is caught up; on Spark, in the existing session."""
         given = {"dead_letters": self.dead, "until_caught_up": True, **options}
-        return self.runner(flow, kafka=self.settings, stores=self.stores(flow), **given)
+        return called(self.runner, flow, kafka=self.settings, stores=self.stores(flow), **given)
 
     def views(self, flow: Flow[Any], stage: str) -> dict[bytes, View]:
         """Every state of a stage."""

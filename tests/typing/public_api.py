@@ -23,6 +23,7 @@ from aggregations import (
     MemoryRunner,
     Raw,
     Record,
+    RunOptions,
     Topic,
     approximate_distinct,
     bind,
@@ -213,10 +214,13 @@ bind(summed, "memory://orders")  # type: ignore[arg-type]
 
 def on_spark(stop: threading.Event) -> int:
     kafka = KafkaSettings("broker:9092")
-    run_flow(summed, kafka="broker:9092", stores={})  # type: ignore[arg-type]
-    run_flow(summed, kafka)  # type: ignore[call-arg]
-    done = run_flow(summed, kafka=kafka, stores=bind(summed, {}), until_caught_up=True, stop=stop)
-    return done.records
+    RunOptions(kafka="broker:9092")  # type: ignore[arg-type]
+    RunOptions(kafka)  # type: ignore[call-arg]
+    run_flow(summed, kafka)  # type: ignore[arg-type]
+    run_flow(summed, kafka=kafka)  # type: ignore[call-arg]
+    options = RunOptions(kafka=kafka, stores=bind(summed, {}), until_caught_up=True)
+    options.group = "lag"  # type: ignore[misc]
+    return run_flow(summed, options, stop=stop).records
 
 
 # Envelopes.

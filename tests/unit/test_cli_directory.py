@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from aggregations.engine.options import RunOptions
 from aggregations.errors import RunRefusedError
 from jobs import settings
 from jobs.cli.errors import Exit
 from jobs.demo.flow import flow
 from jobs.directory import Directory, DirectoryError
 from jobs.environment import UsageError
-from persistence.kafka import KafkaSettings
 from tests.support.cli import run
 
 WHOLE = """
@@ -144,8 +144,8 @@ def test_a_command_that_needs_kafka_and_stores_reads_it_once(monkeypatch: pytest
         read.append(path)
         return path.read_bytes().decode()
 
-    def planned(found: object, *, kafka: KafkaSettings, generation: int, **_: object) -> None:
-        assert (kafka.bootstrap, generation) == ("file:9092", 2)
+    def planned(_flow: object, options: RunOptions, **_: object) -> None:
+        assert (options.broker.bootstrap, options.generation) == ("file:9092", 2)
         raise RunRefusedError("seen")
 
     monkeypatch.setattr(Path, "read_text", counted)

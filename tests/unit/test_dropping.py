@@ -21,6 +21,7 @@ from persistence.commit.faults import use
 from persistence.errors import Terminal
 from persistence.names import FlowRef
 from persistence.registry import open_store
+from tests.support.options import called
 from tests.support.pure import batch, fleet, fresh_store
 from tests.support.replays import NEW, OLD, CrashAt, Land, dies
 
@@ -79,12 +80,12 @@ def test_a_drop_that_dies_at_any_effect_is_repeated(*, applied: bool) -> None:
 def test_the_generation_before_is_kept_unless_the_way_back_is_given_up() -> None:
     land = swapped()
     with pytest.raises(RunRefusedError, match=r"generation 1: it was live before generation 2.*--accept no-rollback"):
-        drop(OLD, 1, stores=land.urls, why="a test")
+        called(drop, OLD, 1, stores=land.urls, why="a test")
     assert land.pointer().previous == 1
-    assert drop(OLD, 1, stores=land.urls, **ACCEPTED).previous == 0
+    assert called(drop, OLD, 1, stores=land.urls, **ACCEPTED).previous == 0
     assert is_gone(land, 1)
     with pytest.raises(RunRefusedError, match="generation 1: the stores contain nothing of it"):
-        drop(OLD, 1, stores=land.urls, **ACCEPTED)
+        called(drop, OLD, 1, stores=land.urls, **ACCEPTED)
     check(land, 2)
 
 
@@ -93,15 +94,15 @@ def test_the_live_generation_and_a_rebuild_are_kept() -> None:
     assert land.rebuild(NEW) == 3
     before = land.results(2), land.results(3)
     with pytest.raises(RunRefusedError, match="generation 2: it is live"):
-        drop(OLD, 2, stores=land.urls, **ACCEPTED)
+        called(drop, OLD, 2, stores=land.urls, **ACCEPTED)
     with pytest.raises(RunRefusedError, match=r"generation 3: it is being rebuilt.*--abandon"):
-        drop(OLD, 3, stores=land.urls, **ACCEPTED)
+        called(drop, OLD, 3, stores=land.urls, **ACCEPTED)
     with pytest.raises(RunRefusedError, match="generation 7: the stores contain nothing of it"):
-        drop(OLD, 7, stores=land.urls, **ACCEPTED)
+        called(drop, OLD, 7, stores=land.urls, **ACCEPTED)
     with pytest.raises(ValueError, match="count from 1"):
-        drop(OLD, 0, stores=land.urls, **ACCEPTED)
+        called(drop, OLD, 0, stores=land.urls, **ACCEPTED)
     with pytest.raises(FlowError, match="unknown risk nothing"):
-        drop(OLD, 1, stores=land.urls, why="", accept=["nothing"])
+        called(drop, OLD, 1, stores=land.urls, why="", accept=["nothing"])
     assert (land.results(2), land.results(3)) == before
 
 
@@ -132,22 +133,22 @@ def test_a_generation_that_was_run_by_hand_is_dropped_unless_its_run_may_be_at_w
     ran(urls, 1)
     ran(urls, 2, ends=False)
     with pytest.raises(RunRefusedError, match=r"generation 2: a run may be at work on it.*--take-over"):
-        drop(FLOW, 2, stores=urls, why="a test")
+        called(drop, FLOW, 2, stores=urls, why="a test")
     assert pointer_of(FLOW, urls).version == 0
-    drop(FLOW, 2, stores=urls, why="a test", take_over=True)
+    called(drop, FLOW, 2, stores=urls, why="a test", take_over=True)
     with pytest.raises(RunRefusedError, match="generation 1 is live"):
         ran(urls, 2)
     ran(urls, 3)
-    assert drop(FLOW, 3, stores=urls, why="a test").newest == 3
+    assert called(drop, FLOW, 3, stores=urls, why="a test").newest == 3
 
 
 def test_the_first_generation_is_dropped_if_the_settings_name_another_one() -> None:
     urls = bind(FLOW, {}, fresh_store())
     ran(urls, 1)
     with pytest.raises(RunRefusedError, match="generation 2: it is live, and the stores contain nothing of it"):
-        drop(FLOW, 1, stores=urls, why="a test", generation=2)
+        called(drop, FLOW, 1, stores=urls, why="a test", generation=2)
     ran(urls, 2)
-    assert drop(FLOW, 1, stores=urls, why="a test", generation=2).live == 2
+    assert called(drop, FLOW, 1, stores=urls, why="a test", generation=2).live == 2
     ran(urls, 2)
 
 
@@ -160,7 +161,7 @@ def test_what_an_interrupted_restore_left_is_dropped(tmp_path: Path) -> None:
     assert dies(lambda: restore(FLOW, tmp_path / "1", stores=target), 4, applied=True)
     with pytest.raises(RunRefusedError, match="--drop 1"):
         restore(FLOW, tmp_path / "2", stores=target)
-    drop(FLOW, 1, stores=target, why="another snapshot")
+    called(drop, FLOW, 1, stores=target, why="another snapshot")
     assert restore(FLOW, tmp_path / "2", stores=target).batch == 2
 
 
@@ -197,7 +198,7 @@ def test_nothing_is_left_of_it_in_an_embedded_store(
         ran(urls, number)
     with closing(open_store(urls["aircraft"])) as store:
         kept = [dict(store.scan(FlowRef("fleet", 2).stage(stage))) for stage in ("aircraft", "carrier")]
-    drop(FLOW, 1, stores=urls, why="a test", generation=2)
+    called(drop, FLOW, 1, stores=urls, why="a test", generation=2)
     assert left(tmp_path / "states") == [[(2, "aircraft"), (2, "carrier")], sum(map(len, kept))]
     with closing(open_store(urls["aircraft"])) as store:
         assert kept == [dict(store.scan(FlowRef("fleet", 2).stage(stage))) for stage in ("aircraft", "carrier")]

@@ -22,6 +22,7 @@ from aggregations.definition.windows import Window, hopping, tumbling
 from aggregations.engine.batches import Batches
 from aggregations.engine.clients import own_clients
 from aggregations.engine.opening import Opening
+from aggregations.engine.options import RunOptions
 from aggregations.engine.partition_watch import PartitionWatch
 from aggregations.engine.path import Work
 from aggregations.engine.ranges import Range, Slot
@@ -89,8 +90,7 @@ class Local:
             opening,
             self.executor,
             {self.topic: PartitionWatch(opening, plan, 300)},
-            kafka=KAFKA,
-            dead_letters="dead",
+            RunOptions(kafka=KAFKA, dead_letters="dead"),
             progress=None,
             stop=threading.Event(),
         )

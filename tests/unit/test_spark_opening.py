@@ -13,6 +13,7 @@ from aggregations.definition.aggregates import count
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
+from aggregations.engine.options import RunOptions
 from aggregations.errors import FlowError
 from aggregations.spark.checks import check_given
 from aggregations.spark.jvm import environment_of
@@ -26,29 +27,29 @@ FLOW = Flow("fleet").source(Topic("legs", envelope=False)).aggregate("a", "value
 def test_a_file_of_this_machine_is_no_store_for_workers_of_others(master: str) -> None:
     for url in ("sqlite:///tmp/a.db", "lmdb:///tmp/a"):
         with pytest.raises(FlowError, match=f"stage 'a': {url} is a file of this machine.*Redis"):
-            check_given(FLOW, {"a": url}, (), master)
-    check_given(FLOW, {"a": "redis://here"}, (), master)
+            check_given(FLOW, RunOptions(stores={"a": url}), master)
+    check_given(FLOW, RunOptions(stores={"a": "redis://here"}), master)
 
 
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[2]"])
 def test_a_file_is_a_store_for_workers_of_this_machine(master: str) -> None:
-    check_given(FLOW, {"a": "sqlite:///tmp/a.db"}, (), master)
+    check_given(FLOW, RunOptions(stores={"a": "sqlite:///tmp/a.db"}), master)
 
 
 def test_a_risk_that_there_is_not_is_refused_with_the_names_of_those_that_there_are() -> None:
     with pytest.raises(FlowError, match=r"unknown risk lost_records; choose from .*lost-records.*topic-recreated"):
-        check_given(FLOW, {"a": "sqlite:///a.db"}, ["lost_records", "beyond-end"], "local")
+        check_given(FLOW, RunOptions(stores={"a": "sqlite:///a.db"}, accept=["lost_records", "beyond-end"]), "local")
     with pytest.raises(FlowError, match="unknown risk eviction"):
-        check_given(FLOW, {"a": "sqlite:///a.db"}, ["eviction"], "local")
-    check_given(FLOW, {"a": "redis://here"}, ["eviction", "definition"], "local")
-    check_given(FLOW, {"a": "cassandra://here/fleet"}, ["replication-1"], "local")
+        check_given(FLOW, RunOptions(stores={"a": "sqlite:///a.db"}, accept=["eviction"]), "local")
+    check_given(FLOW, RunOptions(stores={"a": "redis://here"}, accept=["eviction", "definition"]), "local")
+    check_given(FLOW, RunOptions(stores={"a": "cassandra://here/fleet"}, accept=["replication-1"]), "local")
 
 
 def test_risks_and_settings_of_another_type_are_named() -> None:
     with pytest.raises(FlowError, match=r"accept= takes a list of risks, such as \['definition'\]; got text"):
-        check_given(FLOW, {"a": "sqlite:///a.db"}, "definition", "local")
+        check_given(FLOW, RunOptions(stores={"a": "sqlite:///a.db"}, accept="definition"), "local")
     with pytest.raises(FlowError, match=r"conf spark\.cores takes text; got int"):
-        check_given(FLOW, {"a": "sqlite:///a.db"}, (), "local", conf={"spark.cores": 2})  # type: ignore[dict-item]
+        check_given(FLOW, RunOptions(stores={"a": "sqlite:///a.db"}), "local", conf={"spark.cores": 2})  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("store", ["redis", "cassandra"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from aggregations.engine.options import RunOptions
 from aggregations.errors import FlowError
 from aggregations.spark import run_flow
 from aggregations.spark.session import _wanted, master_of
@@ -140,7 +141,7 @@ def test_the_submitted_master_wins_and_a_store_is_judged_by_it(monkeypatch: pyte
     assert master_of("local[3]", {"spark.master": "local[4]"}) == "spark://head:7077"
     stores = {"aircraft": "sqlite:///tmp/a.db", "carrier": "sqlite:///tmp/a.db"}
     with pytest.raises(FlowError, match=r"spark://head:7077.*may run on others"):
-        run_flow(demo, kafka=KafkaSettings("nowhere:1"), stores=stores, master="local[2]")
+        run_flow(demo, RunOptions(kafka=KafkaSettings("nowhere:1"), stores=stores), master="local[2]")
 
 
 def test_submitted_settings_win_over_the_program_s_and_what_is_lost_is_said_without_its_value(
