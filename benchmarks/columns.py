@@ -11,7 +11,6 @@ import json
 import tempfile
 import time
 from collections import Counter
-from dataclasses import replace
 from itertools import islice
 
 import pyarrow as pa
@@ -22,7 +21,8 @@ from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.engine.columnar import ColumnarPath
-from aggregations.engine.job import Job
+from aggregations.engine.job import Attempt, Job, RunProgress
+from aggregations.engine.options import RunOptions
 from aggregations.engine.path import Work
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
@@ -79,9 +79,11 @@ class Bench:
         """Fold and persist one batch; `name` is that of the run in the result."""
         run, path = self.run, ColumnarPath()
         ids = {"legs": "T1"}
-        kafka = KafkaSettings("localhost:1")
-        job = Job(self.flow, run.ref, self.urls, run.epoch, run.batch, 1, kafka, None, ids, {}, run.known)
-        work, writes = Work(replace(job, asked=("raw",), ledger=run.ledger)), []
+        options = RunOptions(kafka=KafkaSettings("localhost:1"), stores=self.urls)
+        progress = RunProgress(
+            ref=run.ref, epoch=run.epoch, batch=run.batch, known=run.known, topic_ids=ids, ledger=run.ledger
+        )
+        work, writes = Work(Job(self.flow, options, progress, Attempt(asked=("raw",)))), []
         begin_at = time.process_time()
         rows = path.read(work, chunks)
         for stage in self.flow.stages:

@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
-from aggregations.engine.job import Job
+from aggregations.engine.job import Attempt, Job, RunProgress
+from aggregations.engine.options import RunOptions
 from aggregations.engine.path import Work, columnar_path
 from aggregations.engine.roots import RootTopics
 from aggregations.run.begin import begin
@@ -54,12 +55,11 @@ def chunks_of(messages, first):
 
 def worked(run, flow, urls, chunks):
     """One batch by one task; returns its report and CPU seconds."""
-    job = Job(
-        *(flow, run.ref, urls, run.epoch, run.batch, 4, KafkaSettings("nowhere:1"), None, {TOPIC: "T"}, {}, run.known),
-        ledger=run.ledger,
-        asked=("raw",),
+    progress = RunProgress(
+        ref=run.ref, epoch=run.epoch, batch=run.batch, known=run.known, topic_ids={TOPIC: "T"}, ledger=run.ledger
     )
-    work, path = Work(job), columnar_path()
+    options = RunOptions(kafka=KafkaSettings("nowhere:1"), stores=urls)
+    work, path = Work(Job(flow, options, progress, Attempt(routes=4, asked=("raw",)))), columnar_path()
     gc.disable()
     begun = time.process_time()
     writes, _ = path.fold(work, flow.stages[0], path.read(work, chunks))

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from aggregations.definition.flow import Flow
 from aggregations.engine.dropped import Dropped
-from aggregations.engine.job import Exclusion, Job, RecordAtStage, TaskReport, newly_failed
+from aggregations.engine.job import Attempt, Exclusion, Job, RecordAtStage, RunProgress, TaskReport, newly_failed
 from aggregations.engine.journal import Journal, entry_of
 from aggregations.engine.opening import Opening
 from aggregations.engine.options import RunOptions
@@ -21,7 +21,6 @@ from aggregations.engine.publish import produce_outputs
 from aggregations.engine.ranges import Slot
 from aggregations.engine.retry import ATTEMPTS, StoppedError, may_pass, pause_seconds, worst
 from aggregations.engine.roots import ask_ends, check_source, ids_of
-from aggregations.engine.sampling import ALL
 from aggregations.errors import SharedKeyError, TasksLostError
 from aggregations.per_message.ledger import Doubt, Entry, UnlistedError
 from aggregations.per_message.publishing import OutputMessage
@@ -332,49 +331,44 @@ class Batches:
     def _job(
         self,
         tasks: Sequence[Slot],
-        attempt: int,
+        number: int,
         excluded: Mapping[RecordAtStage, Exclusion],
         doubt: Doubt,
     ) -> Job:
         known = dict(self._run.manifest.incarnations) if self._run.manifest else {}
         ends = ask_ends(self._opening.topics, known)
-        return Job(
-            flow=self._part,
-            ref=self._run.ref,
-            urls=dict(self._run.urls),
-            epoch=self._run.epoch,
-            batch=self._run.batch,
-            routes=self._executor.routes,
-            kafka=self._options.broker,
-            dead_letters=self._options.dead_letters,
-            topic_ids={**self._run.topic_ids, **ids_of(ends), **self._opening.topic_ids},
-            incarnations=known,
-            earlier=None if self._run.accept_definition else self._run.earlier,
-            driver=os.getpid(),
-            excluded=excluded,
-            attempt=attempt,
+        run, opening = self._run, self._opening
+        progress = RunProgress(
+            ref=run.ref,
             run=self._id,
+            epoch=run.epoch,
+            batch=run.batch,
+            topic_ids={**run.topic_ids, **ids_of(ends), **opening.topic_ids},
+            incarnations=known,
+            known=run.known,
+            earlier=None if run.accept_definition else run.earlier,
+            ledger=run.ledger,
+            evict=run.evicts,
+            replays=run.replays,
+            times=times_in(run.manifest, opening.topic_ids),
+            removed=self._retirement.removed,
+            closed=self._final.closed(self._retirement.removed),
+        )
+        attempt = Attempt(
+            number=number,
             serial=next(self._jobs),
+            tasks=tasks,
+            routes=self._executor.routes,
+            local=self._executor.is_local,
+            driver=os.getpid(),
             ends=ends,
             asked=tuple(known),
+            excluded=excluded,
+            doubt=doubt,
             # Only of topics with the same number of partitions are the records of one key read by one task.
             spread=self._spread
             or len({self._watches[topic].partitions for topic in self._part.topics}) > 1
             or self._are_apart(),
             shared=frozenset(self._shared),
-            tasks=tasks,
-            local=self._executor.is_local,
-            ledger=self._run.ledger,
-            doubt=doubt,
-            known=self._run.known,
-            evict=self._run.evicts,
-            replays=self._run.replays,
-            times=times_in(self._run.manifest, self._opening.topic_ids),
-            removed=self._retirement.removed,
-            closed=self._final.closed(self._retirement.removed),
-            journaled=self._journal is not None,
-            share=ALL if self._journal is None else self._journal.share,
-            sends=self._options.sends,
-            held=self._options.rebuilding is not None,
-            outputs_held=self._options.rebuilding is not None and self._options.rebuilding.outputs,
         )
+        return Job(self._part, self._options, progress, attempt)

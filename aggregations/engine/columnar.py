@@ -193,7 +193,7 @@ def _stepped(work: Work, index: int, steps: Sequence[Step], rows: Rows, marking:
 
 def _missing_after(work: Work, rows: Rows) -> Rows:
     """The rows for the steps after the last stage: redriven rows only if something of them is missing there."""
-    ledger, collector, judged, frame = work.job.ledger, work.collector, bool(work.job.flow.stages), rows.frame
+    ledger, collector, judged, frame = work.job.progress.ledger, work.collector, bool(work.job.flow.stages), rows.frame
     backs = [one.back for one in rows.signatures]
     bound = [back is not None and (not judged or back.redrive.stage == END_OF_FLOW) for back in backs]
     listed = {} if judged else ledger.listed.get(END_OF_FLOW, {})
@@ -238,7 +238,7 @@ def _marking(work: Work, stage: str, later: Collection[str] = ()) -> Marking:
     """Decides what publish steps before a stage publish."""
     return marking_before(
         stage,
-        ledger=work.job.ledger,
+        ledger=work.job.progress.ledger,
         topic_ids=work.roots.topic_ids,
         siblings=work.collector.siblings,
         later=later,
@@ -261,7 +261,7 @@ def _enter(work: Work, stage: Stage, before: Rows, earlier: Stepped | None = Non
     key = user_key = _keys(stepped, aggregate.key)
     closed: list[pl.Series] = []
     if aggregate.times is not None:
-        user_key, key, shut = enter_times(stepped, key, aggregate.times, job.closed.get(stage.name))
+        user_key, key, shut = enter_times(stepped, key, aggregate.times, job.progress.closed.get(stage.name))
         closed = [shut.alias(CLOSED)]
     frame = stepped.frame
     # Inputs of values that a function made are evaluated message by message, when they are folded.
@@ -286,7 +286,7 @@ def _enter(work: Work, stage: Stage, before: Rows, earlier: Stepped | None = Non
 
 def _fill_outputs(work: Work, missing: str, rows: Rows) -> None:
     """Collect the ledger entries of outputs before a stage that are no longer missing: of rows that arrive there."""
-    ledger, policy = work.job.ledger, work.collector.siblings
+    ledger, policy = work.job.progress.ledger, work.collector.siblings
     if missing in ledger.listed:
         for row in rows.frame.iter_rows(named=True):
             at = standing(row, rows.signatures, rekeyed=False, siblings=siblings_of(policy, row[schema.TOPIC]))
@@ -295,7 +295,7 @@ def _fill_outputs(work: Work, missing: str, rows: Rows) -> None:
 
 def _strike_left(work: Work, stage: str, before: Rows, stays: Sequence[pl.DataFrame]) -> None:
     """Strike listed records of which nothing arrives at the first stage: a step dropped them, or a branch took them."""
-    ledger, collector, places = work.job.ledger, work.collector, (stage, outputs_before(stage))
+    ledger, collector, places = work.job.progress.ledger, work.collector, (stage, outputs_before(stage))
     if ledger.listed.keys().isdisjoint(places):
         return
     left = before.frame

@@ -122,7 +122,7 @@ class ColumnarFold:
         self._expiring: Expiring | None = None
 
     def run(self) -> "ColumnarFold":
-        fold, job, names = self.aggregate.fold, self.work.job, known_names()
+        fold, now, names = self.aggregate.fold, self.work.job.progress, known_names()
         entering = self._input()
         inputs = (
             self._inputs(fold) if isinstance(fold, Fields) else _Inputs(None, np.zeros(self.frame.height, np.bool_))
@@ -152,7 +152,7 @@ class ColumnarFold:
             entering.places,
             before.lanes,
             names,
-            HistoryLimits.of(self.aggregate.history, self.aggregate.lanes, job.batch, evict=job.evict),
+            HistoryLimits.of(self.aggregate.history, self.aggregate.lanes, now.batch, evict=now.evict),
             pure=before.other,
             exotic=exotic | self._excluded() | self._late() | closed_rows(self.frame) | self._listed(entering),
             refused=refused,
@@ -215,7 +215,7 @@ class ColumnarFold:
         if self.aggregate.sessions is None:
             return Groups(rows, self.codes[rows], before)
         times = self.frame.get_column(schema.TIME).to_numpy()[rows]
-        removed = self.work.job.removed.get(self.stage.name)
+        removed = self.work.job.progress.removed.get(self.stage.name)
         return SessionGroups(self.aggregate.sessions, removed, rows, self.codes[rows], times, before, members, kinds)
 
     def _folded(
@@ -291,7 +291,7 @@ class ColumnarFold:
             self.states |= {write.key: self._state(write) for write in writes}
 
     def _state(self, write: Write) -> KeyState:
-        stage = self.work.job.ref.stage(self.stage.name)
+        stage = self.work.job.progress.ref.stage(self.stage.name)
         return replace(state_of(Stored(0, 0, 0, write.value), stage, write.key), version=write.expected)
 
     def _one_by_one(self, apart: Mask) -> None:
@@ -344,14 +344,14 @@ class ColumnarFold:
             self.aggregate,
             loaded,
             arrivals,
-            batch=job.batch,
+            batch=job.progress.batch,
             siblings=self.siblings,
             excluded=job.excluded_at(self.stage.index, hole=True),
-            evict=job.evict,
-            replays=job.replays,
+            evict=job.progress.evict,
+            replays=job.progress.replays,
             types=self.types,
             holes=not self.stage.looks_up,
-            removed=job.removed.get(self.stage.name),
+            removed=job.progress.removed.get(self.stage.name),
         )
 
     def onward(self) -> Rows:
@@ -390,7 +390,7 @@ class ColumnarFold:
     def _listed(self, entering: "_Input") -> Mask:
         """Rows whose event may be listed as a dead letter: by the offset of its root."""
         mask = np.zeros(self.frame.height, np.bool_)
-        groups = self.work.job.ledger.listed.get(self.stage.name, {})
+        groups = self.work.job.progress.ledger.listed.get(self.stage.name, {})
         for number, place in enumerate(entering.places):
             if listed := groups.get(place.group):
                 roots = np.fromiter((int(position[0]) for position in listed), np.int64, len(listed))

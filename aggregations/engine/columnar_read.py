@@ -70,7 +70,7 @@ class _Reader:
             whole = by_partition(together(self.parts, self._empty()))
         with self.work.timed("steps"):
             if self._is_timed:
-                frame, times = with_times(whole.frame, self.topic, self.work.job.times)
+                frame, times = with_times(whole.frame, self.topic, self.work.job.progress.times)
                 self.work.collector.changes.times |= times
                 whole = Rows(frame, whole.signatures)
             return _first_deliveries(self.work, whole, self.unread)
@@ -91,7 +91,7 @@ def _unread(work: Work, table: pa.Table, rejection: RejectedRow) -> Unread:
 
 def _first_deliveries(work: Work, rows: Rows, unread: Sequence[Unread]) -> Rows:
     """Mark rows that may be copies, and collect records that could not be read."""
-    seen, doubt = work.job.ledger.seen, work.job.doubt
+    seen, doubt = work.job.progress.ledger.seen, work.job.attempt.doubt
     again, read = may_be_copies(rows.frame, rows.signatures, seen, doubt)
     for one in unread:
         copy = unread_may_be_copy(one, rows.frame, rows.signatures, seen, doubt, read)

@@ -9,9 +9,9 @@ from aggregations.definition.flow import Flow, Stage
 from aggregations.definition.operators import publishes
 from aggregations.engine.clients import store_of
 from aggregations.engine.dropped import Dropped
+from aggregations.engine.options import RunOptions
 from aggregations.engine.ranges import Slot
 from aggregations.engine.roots import EndsByIncarnation
-from aggregations.engine.sampling import ALL
 from aggregations.errors import SharedKeyError
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.ledger import Changes, Doubt, Ledger
@@ -24,7 +24,6 @@ from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import states_in
 from envelope import Node, Reason
 from envelope.raised import Raised
-from persistence.kafka import KafkaSettings
 from persistence.marks import KnownMarks, Marks
 from persistence.protocol import FlowRef, Stored
 
@@ -48,91 +47,99 @@ class Exclusion(NamedTuple):
     raised: Raised | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One batch of one run, as the tasks see it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProgress:
+    """What a run knows when a batch begins: of itself, of its topics, and of what its states contain.
 
     Attributes:
-        flow: The flow.
-        ref: Its name and generation.
-        urls: URL of the store by stage name.
+        ref: Name and generation of the flow.
+        run: Random id of the run.
         epoch: Epoch of the run.
         batch: Number of the batch.
-        routes: Number of tasks that a shuffle goes to.
-        kafka: Settings of the Kafka cluster for outputs and dead letters.
-        dead_letters: Dead-letter topic; None when the flow has none, in which case a dead letter fails the batch.
         topic_ids: Current topic id by topic.
         incarnations: Topic ids from the manifest, in the order in which they were first seen.
-        earlier: Earlier definitions by stage whose states are continued; None for any.
-        driver: Process id of the driver, for injected crashes.
-        excluded: Records that a stage must not fold, with the cause.
-        attempt: Attempt at this batch, from 1.
-        run: Random id of the run.
-        serial: Number of this job within the run: every try has its own.
-        ends: Ends of the root topics, fetched after the batch was delivered.
-        asked: Root topics that were queried.
-        spread: The first stage, too, is folded after a shuffle: a key arrived in two partitions, or the sources are not
-            co-partitioned.
-        shared: Sources in which a key is known to have arrived in two partitions.
-        tasks: Ranges of the sources that each reading task reads, by task.
-        local: All tasks run on the driver's machine, in one executor.
-        directory: Where tasks put rows for those of the next stage; empty: they go through Spark's shuffle.
-        ledger: Dead letters of the flow that left no hole.
-        doubt: Offsets below which records may have been folded before.
         known: Marks that buckets had acknowledged when the batch began.
+        earlier: Earlier definitions by stage whose states are continued; None for any.
+        ledger: Dead letters of the flow that left no hole.
         evict: Histories evict positions beyond their limit; not while the consumed topic grows.
         replays: A crashed run may have folded records that this run has not committed yet.
         times: Latest event time read, by topic and partition; empty in a flow without windows.
         removed: Due time up to which states have left the store, by stage, in seconds since 1970.
         closed: Time up to which elements are too late, by stage: see `aggregations.run.final.FinalSnapshots.closed`.
-        journaled: Tasks note which records they drop.
-        share: Of this share of the events.
-        sends: Outputs and dead letters are sent; otherwise they are only counted.
-        held: Dead letters that are not sent are held in the store (`aggregations.engine.held`).
-        outputs_held: So are outputs (`aggregations.run.held_outputs`).
     """
 
-    flow: Flow[Any]
     ref: FlowRef
-    urls: dict[str, str]
     epoch: int
     batch: int
-    routes: int
-    kafka: KafkaSettings
-    dead_letters: str | None
-    topic_ids: dict[str, str]
-    incarnations: dict[str, tuple[str, ...]]
     known: KnownMarks
-    earlier: Mapping[str, tuple[str, ...]] | None = field(default_factory=dict)
-    driver: int = 0
-    excluded: Mapping[RecordAtStage, Exclusion] = field(default_factory=dict)
-    attempt: int = 1
     run: str = ""
-    serial: int = 0
-    ends: EndsByIncarnation = field(default_factory=dict)
-    asked: tuple[str, ...] = ()
-    spread: bool = False
-    shared: frozenset[str] = frozenset()
-    tasks: Sequence[Slot] = ()
-    local: bool = False
-    directory: str = ""
+    topic_ids: dict[str, str] = field(default_factory=dict)
+    incarnations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    earlier: Mapping[str, tuple[str, ...]] | None = field(default_factory=dict)
     ledger: Ledger = field(default_factory=lambda: Ledger(""))
-    doubt: Doubt = field(default_factory=dict)
     evict: bool = True
     replays: bool = False
     times: Times = field(default_factory=dict)
     removed: Mapping[str, int] = field(default_factory=dict)
     closed: Mapping[str, int] = field(default_factory=dict)
-    journaled: bool = False
-    share: float = ALL
-    sends: bool = True
-    held: bool = False
-    outputs_held: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One attempt at a batch: what is read, by which tasks, and what earlier attempts have shown.
+
+    Attributes:
+        number: Attempt at this batch, from 1.
+        serial: Number of this job within the run: every try has its own.
+        tasks: Ranges of the sources that each reading task reads, by task.
+        routes: Number of tasks that a shuffle goes to.
+        local: All tasks run on the driver's machine, in one executor.
+        directory: Where tasks put rows for those of the next stage; empty: they go through Spark's shuffle.
+        driver: Process id of the driver, for injected crashes.
+        ends: Ends of the root topics, fetched after the batch was delivered.
+        asked: Root topics that were queried.
+        excluded: Records that a stage must not fold, with the cause.
+        doubt: Offsets below which records may have been folded before.
+        spread: The first stage, too, is folded after a shuffle: a key arrived in two partitions, or the sources are not
+            co-partitioned.
+        shared: Sources in which a key is known to have arrived in two partitions.
+    """
+
+    number: int = 1
+    serial: int = 0
+    tasks: Sequence[Slot] = ()
+    routes: int = 1
+    local: bool = False
+    directory: str = ""
+    driver: int = 0
+    ends: EndsByIncarnation = field(default_factory=dict)
+    asked: tuple[str, ...] = ()
+    excluded: Mapping[RecordAtStage, Exclusion] = field(default_factory=dict)
+    doubt: Doubt = field(default_factory=dict)
+    spread: bool = False
+    shared: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One batch of one run, as the tasks see it.
+
+    Attributes:
+        flow: The part of the flow that the batch reads.
+        options: Options of the run, bound.
+        progress: What the run knows when the batch begins.
+        attempt: This attempt at the batch.
+    """
+
+    flow: Flow[Any]
+    options: RunOptions
+    progress: RunProgress
+    attempt: Attempt = Attempt()
 
     @property
     def folds_while_reading(self) -> bool:
         """Whether the task that reads a partition has all of its keys and folds the first stage itself."""
-        return not self.spread and all(
+        return not self.attempt.spread and all(
             first.aggregate.co_partitioned and not first.fans_out for first in self.flow.stages[:1]
         )
 
@@ -148,12 +155,14 @@ class Job:
         if not self.flow.merges:
             return self.folds_while_reading
         first = self.flow.stages[0]
-        return first.aggregate.co_partitioned and not first.fans_out and not rekeyed and topic not in self.shared
+        return (
+            first.aggregate.co_partitioned and not first.fans_out and not rekeyed and topic not in self.attempt.shared
+        )
 
     @property
     def may_share_keys(self) -> bool:
         """Whether two of the tasks that fold while they read may have the same key, for example after a growth."""
-        return self.folds_while_reading and len(self.tasks) > 1
+        return self.folds_while_reading and len(self.attempt.tasks) > 1
 
     @property
     def holds_outputs(self) -> bool:
@@ -173,12 +182,12 @@ class Job:
 
     def stored(self, stage: Stage, keys: Sequence[bytes]) -> dict[bytes, Stored]:
         """Load states of a stage as they are stored; keys without one are missing."""
-        return store_of(self.urls[stage.name]).load(self.ref.stage(stage.name), keys)
+        return store_of(self.options.urls[stage.name]).load(self.progress.ref.stage(stage.name), keys)
 
     def states_in(self, stage: Stage, found: Mapping[bytes, Stored]) -> dict[bytes, KeyState]:
         """Decode states of a stage."""
-        earlier = None if self.earlier is None else self.earlier.get(stage.name, ())
-        return states_in(found, self.ref.stage(stage.name), stage, earlier)
+        earlier = None if self.progress.earlier is None else self.progress.earlier.get(stage.name, ())
+        return states_in(found, self.progress.ref.stage(stage.name), stage, earlier)
 
     def load(self, stage: Stage, keys: Sequence[bytes]) -> dict[bytes, KeyState]:
         """Load states of a stage; keys without one are missing."""
@@ -193,17 +202,24 @@ class Job:
         """
         return {
             self.node(topic, partition, offset): Cause(cause.reason, cause.detail, cause.raised)
-            for (index, topic, partition, offset), cause in self.excluded.items()
+            for (index, topic, partition, offset), cause in self.attempt.excluded.items()
             if index == stage and cause.hole is hole
         }
 
     def snapshots_of(self, stage: Stage, states: Mapping[bytes, KeyState]) -> list[OutputMessage]:
         """Snapshots of a stage's changed states."""
-        return snapshots_of(stage, states, ref=self.ref, epoch=self.epoch, batch=self.batch, attempt=self.attempt)
+        return snapshots_of(
+            stage,
+            states,
+            ref=self.progress.ref,
+            epoch=self.progress.epoch,
+            batch=self.progress.batch,
+            attempt=self.attempt.number,
+        )
 
     def node(self, topic: str, partition: int, offset: int) -> Node:
         """Coordinates with the topic's current id, and its cluster if there are several."""
-        return Node(topic, partition, offset, self.topic_ids.get(topic, ""), self.flow.cluster)
+        return Node(topic, partition, offset, self.progress.topic_ids.get(topic, ""), self.flow.cluster)
 
 
 def shared_key(job: Job, stage: Stage, topic: str = "") -> SharedKeyError:

@@ -27,7 +27,7 @@ class MessagePath:
     def read(self, work: Work, chunks: Iterable[pa.RecordBatch | pa.Table]) -> list[Arrival]:
         loop = _loop(work)
         with work.timed("decode"):
-            applied = loop.read(sorted(records_of(chunks, work.job.topic_ids), key=_PLACE))
+            applied = loop.read(sorted(records_of(chunks, work.job.progress.topic_ids), key=_PLACE))
             work.collector.changes.seen, work.collector.changes.times = loop.seen, loop.times
             if stages := work.job.flow.stages:
                 return loop.enter(stages[0], applied)
@@ -53,9 +53,9 @@ class MessagePath:
 
         with work.timed("fold"):
             outcome = loop.fold(stage, arrivals, load)
-            if job.journaled:
+            if job.options.journal is not None:
                 filters = stage.aggregate.rule is not None
-                work.report.dropped.decided(stage.name, outcome.decided, job.share, filters=filters)
+                work.report.dropped.decided(stage.name, outcome.decided, job.options.journal_share, filters=filters)
             work.outputs += job.snapshots_of(stage, outcome.states)
             writes = writes_of(outcome.states, stage.definition, stage.aggregate.renewed)
             passed_on = loop.onward(stage, outcome)
@@ -82,21 +82,21 @@ def _loop(work: Work) -> MessageLoop:
     job = work.job
     return MessageLoop(
         flow=job.flow,
-        ledger=job.ledger,
+        ledger=job.progress.ledger,
         topic_ids=work.roots.topic_ids,
         collector=work.collector,
         report=work.report.counts,
-        batch=job.batch,
-        doubt=job.doubt,
+        batch=job.progress.batch,
+        doubt=job.attempt.doubt,
         incarnation=work.incarnations.verdict,
         beyond_end=work.roots.is_beyond,
         failures=_Failures(work),
-        evict=job.evict,
-        replays=job.replays,
+        evict=job.progress.evict,
+        replays=job.progress.replays,
         outputs=work.outputs,
-        times=job.times,
-        removed=job.removed,
-        closed=job.closed,
+        times=job.progress.times,
+        removed=job.progress.removed,
+        closed=job.progress.closed,
         tables=work.rows,
     )
 

@@ -47,12 +47,13 @@ class Work:
     @cached_property
     def roots(self) -> RootTopics:
         """Which roots can exist, and current topic ids."""
-        return RootTopics(self.job.ends, self.job.asked, self.job.topic_ids, self.job.kafka)
+        attempt, topic_ids = self.job.attempt, self.job.progress.topic_ids
+        return RootTopics(attempt.ends, attempt.asked, topic_ids, self.job.options.broker)
 
     @cached_property
     def incarnations(self) -> Incarnations:
         """Topic ids known and seen."""
-        return Incarnations(self.job.incarnations, self.roots.topic_ids)
+        return Incarnations(self.job.progress.incarnations, self.roots.topic_ids)
 
     def elements(
         self, frame: pl.DataFrame, signatures: Sequence[Signature], values: Sequence[Any] | None = None
@@ -62,16 +63,17 @@ class Work:
 
     def rows(self, table: str, keys: Sequence[bytes]) -> Mapping[bytes, Row]:
         """The rows of a table as of the manifest before the batch, by key."""
-        job = self.job
+        now = self.job.progress
         with self.timed("load"):
-            return rows_before(store_of(job.urls[table]), job.ref, table, keys, epoch=job.epoch, batch=job.batch)
+            store = store_of(self.job.options.urls[table])
+            return rows_before(store, now.ref, table, keys, epoch=now.epoch, batch=now.batch)
 
     @cached_property
     def collector(self) -> DeadLetterCollector:
         """Dead letters of this task."""
         flow = self.job.flow
         return DeadLetterCollector(
-            self.job.ledger,
+            self.job.progress.ledger,
             flow.stage_names[0],
             flow.siblings,
             self.roots.topic_ids,

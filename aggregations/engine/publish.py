@@ -38,12 +38,12 @@ def publish(work: Work) -> None:
         BrokerError: One was not acknowledged.
         RunRefusedError: There are dead letters and the flow has no dead-letter topic.
     """
-    dead = list(work.collector.dead.values())
-    if work.job.sends:
-        effect(CommitStep.PUBLISH, lambda: produce_outputs(work.job.kafka, work.outputs))
-    elif work.job.outputs_held:
+    dead, options = list(work.collector.dead.values()), work.job.options
+    if options.sends:
+        effect(CommitStep.PUBLISH, lambda: produce_outputs(options.broker, work.outputs))
+    elif options.rebuilding is not None and options.rebuilding.outputs:
         effect(CommitStep.PUBLISH, lambda: _hold(work.job, work.outputs))
-    if dead and (work.job.sends or work.job.held):
+    if dead and (options.sends or options.rebuilding is not None):
         effect(DEAD_LETTER, lambda: _dead_letters(work.job, dead))
     work.report.counts.outputs += len(work.outputs)
     # Only here, because items of one record that failed in several tasks are one dead letter.
@@ -81,22 +81,23 @@ def produce_outputs(kafka: KafkaSettings, outputs: Sequence[OutputMessage]) -> N
 def _hold(job: Job, outputs: Sequence[OutputMessage]) -> None:
     """Hold outputs of a rebuild. The swap publishes all states, so it needs no snapshots of them."""
     if made := [one for one in outputs if one.own is not None]:
-        store = store_of(next(iter(job.urls.values())))
-        hold_outputs(store, job.ref, made, epoch=job.epoch, batch=job.batch, attempt=job.serial)
+        store, now = store_of(next(iter(job.options.urls.values()))), job.progress
+        hold_outputs(store, now.ref, made, epoch=now.epoch, batch=now.batch, attempt=job.attempt.serial)
 
 
 def _dead_letters(job: Job, dead: Sequence[RejectedRecord]) -> None:
-    if job.dead_letters is None:
+    if (topic := job.options.dead_letters) is None:
         first = dead[0]
         raise RunRefusedError(
             f"flow {job.flow.name}: {first.own} cannot be used ({first.reason.value}: {first.detail}), and the flow has no "
             f"dead-letter topic. Set one with --dead-letters. Such records in this batch: {len(dead)}"
         )
-    size = max_message_bytes(job.kafka, job.dead_letters)
+    kafka = job.options.broker
+    size = max_message_bytes(kafka, topic)
     by_record: dict[tuple[str, int, int], list[RejectedRecord]] = {}
     for one in dead:
         by_record.setdefault((one.own.topic, one.own.partition, one.own.offset), []).append(one)
-    producer = None if job.held else producer_of(job.kafka)
+    producer = None if job.options.rebuilding is not None else producer_of(kafka)
     now = int(time.time() * 1000)
     for record in fetch_records(job, by_record):
         for one in by_record[record.topic, record.partition, record.offset]:
@@ -104,9 +105,9 @@ def _dead_letters(job: Job, dead: Sequence[RejectedRecord]) -> None:
                 _letter(job, one, now, record.timestamp_ms), record.key, record.value, record.headers, size
             )
             if producer is None:
-                hold(job, job.dead_letters, _name(one), message)
+                hold(job, topic, _name(one), message)
             else:
-                producer.send(job.dead_letters, message.value, message.key, message.headers)
+                producer.send(topic, message.value, message.key, message.headers)
     if producer is not None:
         producer.flush()
 
@@ -126,10 +127,10 @@ def _letter(job: Job, dead: RejectedRecord, now_ms: int, timestamp_ms: int) -> D
         topic_id=own.topic_id,
         lineage=dead.lineage or str(own),
         stage=dead.stage,
-        application=job.ref.flow,
+        application=job.progress.ref.flow,
         time_ms=now_ms,
         hole=dead.hole,
-        generation=job.ref.generation,
+        generation=job.progress.ref.generation,
         items=dead.items,
         form=Form.ENVELOPE if topic.envelope else Form.PAYLOAD,
         detail=dead.detail,
@@ -150,7 +151,7 @@ def fetch_records(job: Job, places: Iterable[tuple[str, int, int]]) -> Iterator[
     wanted: dict[tuple[str, int], set[int]] = {}
     for topic, partition, offset in places:
         wanted.setdefault((topic, partition), set()).add(offset)
-    consumer = Consumer(job.kafka.client(group_id=f"headwater-{job.flow.name}-dead-letters") | NEEDED)
+    consumer = Consumer(job.options.broker.client(group_id=f"headwater-{job.flow.name}-dead-letters") | NEEDED)
     try:
         for (topic, partition), offsets in wanted.items():
             yield from _read(consumer, topic, partition, offsets)

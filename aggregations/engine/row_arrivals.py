@@ -36,8 +36,8 @@ def arrival_of(work: Work, stage: Stage, rows: Rows, row: Mapping[str, Any]) -> 
     at = standing(row, signatures, rekeyed=row[REKEYED], siblings=policy)
     late = Route(row.get(schema.LATE) or Route.PLAIN)
     indices = indices_of(row)
-    entries = job.ledger.entries(stage.name, at, back, indices)
-    mine = back is not None and job.ledger.mine(back.redrive)
+    entries = job.progress.ledger.entries(stage.name, at, back, indices)
+    mine = back is not None and job.progress.ledger.mine(back.redrive)
     bound = back is not None and back.redrive.stage in job.flow.after(stage) and mine
     return Arrival(
         Element(
@@ -51,7 +51,7 @@ def arrival_of(work: Work, stage: Stage, rows: Rows, row: Mapping[str, Any]) -> 
             time_us=row.get(schema.TIME),
         ),
         row[STAGE_KEY],
-        replace(at, route=job.ledger.route(stage.name, at, back, entries)),
+        replace(at, route=job.progress.ledger.route(stage.name, at, back, entries)),
         VERDICTS[verdict] if verdict >= 0 else None,
         EnvelopeError(*FAILURES[row[BROKEN]]) if row[BROKEN] else {name: row[f"{INPUT}{name}"] for name in names},
         bound and late is Route.PLAIN,

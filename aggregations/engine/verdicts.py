@@ -40,7 +40,7 @@ def count_verdicts(
     counts = np.bincount(named[mask], minlength=len(VERDICTS))
     mine = work.report.counts.verdicts.setdefault(stage, Counter())
     mine.update({VERDICTS[i].value: int(count) for i, count in enumerate(counts) if count})
-    if work.job.journaled:
+    if work.job.options.journal is not None:
         _note(work, stage, rows, verdicts, mask & dropped & (verdicts != _REJECTED))
 
 
@@ -57,7 +57,7 @@ def note_decided(
         decided: What it decided about each.
         filters: The stage is a filter.
     """
-    if work.job.journaled:
+    if work.job.options.journal is not None:
         verdicts, dropped = np.zeros(rows.frame.height, np.uint8), np.zeros(rows.frame.height, np.bool_)
         verdicts[at] = [VERDICTS.index(one.decision.verdict) for one in decided]
         dropped[at] = [was_dropped(one, filters=filters) for one in decided]
@@ -66,7 +66,7 @@ def note_decided(
 
 def _note(work: Work, stage: str, rows: Rows, verdicts: npt.NDArray[np.uint8], dropped: Mask) -> None:
     """Note the dropped rows of the events that the journal lists."""
-    where = _listed(work.job.share, rows, np.flatnonzero(dropped))
+    where = _listed(work.job.options.journal_share, rows, np.flatnonzero(dropped))
     if not len(where):
         return
     frame = rows.frame.select(schema.TOPIC, schema.PARTITION, schema.OFFSET)[where]

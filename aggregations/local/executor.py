@@ -84,18 +84,18 @@ class LocalExecutor:
         except Exception as error:
             return TaskReport(), [error]
         except BaseException as error:  # polars panics with one
-            failure = RuntimeError(f"{type(error).__name__} while batch {job.batch} was folded")
+            failure = RuntimeError(f"{type(error).__name__} while batch {job.progress.batch} was folded")
             failure.__cause__ = error
             return TaskReport(), [failure]
 
     def _execute(self, job: Job) -> TaskReport:
         work = Work(job)
-        every = Slot(0, tuple(one for slot in job.tasks for one in slot.ranges))
+        every = Slot(0, tuple(one for slot in job.attempt.tasks for one in slot.ranges))
         path, ranges = self._path_of(every.ranges), every.by_topic()
         arrivals = path.read(work, self._chunks(job.flow, ranges, compiled=path is self._columnar))
         # Only after all rows were read: if a topic still is the driver's topic, the rows belong to it.
         for topic in ranges:
-            check_source(topics_of(self._kafka), job.flow, topic, job.topic_ids[topic])
+            check_source(topics_of(self._kafka), job.flow, topic, job.progress.topic_ids[topic])
         folded: list[tuple[Stage, list[Write]]] = []
         for stage in job.flow.stages:
             self._check()
@@ -103,7 +103,7 @@ class LocalExecutor:
             folded.append((stage, writes))
         if unlisted := work.collector.unlisted():
             raise UnlistedError(frozenset(unlisted), beside=False)
-        if newly_failed(work.report, job.excluded):
+        if newly_failed(work.report, job.attempt.excluded):
             return work.report  # the batch is folded again without these records
         self._check()
         if job.holds_outputs:
@@ -112,7 +112,7 @@ class LocalExecutor:
             publish(work)
         for stage, writes in reversed(folded):
             if writes:
-                job.known.note(stage.name, persist(work, stage, writes))
+                job.progress.known.note(stage.name, persist(work, stage, writes))
         work.report.seen = dict(work.incarnations.seen)
         work.report.changes = work.collector.changes
         work.report.counts.add_copies(work.collector.copies)

@@ -52,7 +52,7 @@ class Action:
             raise SparkEndedError("Spark's context was stopped by another part of this program")
         try:
             with self._directory() as directory:
-                return self._execute(replace(job, directory=directory))
+                return self._execute(replace(job, attempt=replace(job.attempt, directory=directory)))
         except (Py4JError, PySparkException, ConnectionError, AttributeError) as error:
             # Errors of tasks arrive as blocks; errors that Spark raises concern workers, or Spark itself. PySpark has
             # attributes that are None once its context is stopped.
@@ -65,9 +65,9 @@ class Action:
 
     def _execute(self, job: Job) -> tuple[TaskReport, list[Exception]]:
         stages = job.flow.stages
-        self._spark.setJobGroup(self._group, f"{self._flow.name}, batch {job.batch}")
-        tasks = len(job.tasks)
-        placed = self._placement.tasks([slot.number for slot in job.tasks])
+        self._spark.setJobGroup(self._group, f"{self._flow.name}, batch {job.progress.batch}")
+        tasks = len(job.attempt.tasks)
+        placed = self._placement.tasks([slot.number for slot in job.attempt.tasks])
         chain = Chain(placed.mapPartitions(reading(job)), tasks, self.routes)
         for stage in stages[1:] if job.folds_while_reading else stages:
             chain = chain.then(folding(job, stage))
@@ -79,7 +79,7 @@ class Action:
         rows = chain.rows.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             report, failures = chain._replace(rows=rows.filter(_is_result)).collect()
-            if failures or not report.failed.keys() <= job.excluded.keys():
+            if failures or not report.failed.keys() <= job.attempt.excluded.keys():
                 return report, failures
             return chain.then(publishing(job)).persisted(job, stages).collect()
         finally:

@@ -62,7 +62,7 @@ def reading(job: Job) -> Callable[[Iterable[int]], Iterator[Row]]:
     It reads in the resident of the slot, which has fetched ahead: the task runs where the slot was read before.
     """
     payload = cloudpickle.dumps(job)  # type: ignore[no-untyped-call]
-    slots, routes = [slot.number for slot in job.tasks], job.routes
+    slots, routes = [slot.number for slot in job.attempt.tasks], job.attempt.routes
 
     def task(numbers: Iterable[int]) -> Iterator[Row]:
         for number in numbers:
@@ -94,18 +94,20 @@ def read_slot(payload: bytes, number: int) -> list[Block]:
     from aggregations.engine.fetch import fetcher_of
 
     def act(work: Work) -> list[Block]:
-        path, ranges = columnar_path(), job.tasks[number].by_topic()
+        path, ranges = columnar_path(), job.attempt.tasks[number].by_topic()
 
         def chunks() -> Iterator[pa.Table]:
             # A consumer of each topic: the others fetch ahead while one is read.
             for topic, its in ranges.items():
-                fetcher = fetcher_of(job.kafka, topic, f"headwater-{job.ref.flow}", headers=job.flow.reads_headers)
+                fetcher = fetcher_of(
+                    job.options.broker, topic, f"headwater-{job.progress.ref.flow}", headers=job.flow.reads_headers
+                )
                 yield from fetcher.read(its, stays=residents.is_resident())
 
         arrivals = path.read(work, chunks())
         # Only after all rows were read: if a topic still is the driver's topic, the rows belong to it.
         for topic in ranges:
-            check_source(topics_of(job.kafka), job.flow, topic, job.topic_ids[topic])
+            check_source(topics_of(job.options.broker), job.flow, topic, job.progress.topic_ids[topic])
         if not job.flow.stages:
             return _leave(work)
         if job.folds_while_reading:
@@ -158,7 +160,7 @@ def persisting(job: Job, stage: Stage) -> Task:
 
     If two tasks folded one key, neither half is written: it would raise the floor above the positions of the other.
     """
-    run, serial = job.run, job.serial
+    run, serial = job.progress.run, job.attempt.serial
 
     def task(rows: Iterable[Row]) -> Iterator[Row]:
         mine, others = _sorted(unpack(rows), Kind.WRITES, stage.index)
@@ -177,8 +179,8 @@ def persisting(job: Job, stage: Stage) -> Task:
 
         if kept and not mine and not _has_failed(others):
             number, hashes = kept[0].route, [block.payload for block in kept]
-            slot = job.tasks[number].number
-            yield from pack([*others, *_in_resident(job.routes, slot, persist_kept, run, serial, told, hashes)])
+            slot = job.attempt.tasks[number].number
+            yield from pack([*others, *_in_resident(job.attempt.routes, slot, persist_kept, run, serial, told, hashes)])
         else:
             yield from pack(_guarded(job, others, act))
 
@@ -220,7 +222,7 @@ def _fold(work: Work, path: "ColumnarPath", stage: Stage, arrivals: "Rows", read
     blocks = _leave(work, persists=at_once)
     if at_once:
         return [*blocks, *_persist(work, stage, writes)]
-    if reads is not None and work.job.local and residents.is_resident():
+    if reads is not None and work.job.attempt.local and residents.is_resident():
         blocks += _kept(work.job, reads, writes)
     else:
         blocks += _waiting(work.job, stage, writes)
@@ -258,21 +260,21 @@ def _send(work: Work, stage: int, arrivals: "Rows") -> list[Block]:
     from aggregations.engine import transfer
 
     with work.timed("pack"):
-        payloads = transfer.pack(arrivals, work.job.routes, work.job.directory)
+        payloads = transfer.pack(arrivals, work.job.attempt.routes, work.job.attempt.directory)
     return [Block(route, Kind.ELEMENTS, stage, payload) for route, payload in enumerate(payloads) if payload]
 
 
 def _kept(job: Job, number: int, writes: Sequence[Write]) -> list[Block]:
     """Keep writes in this process, and show all other tasks that read which keys they have."""
     hashes = keep(job, writes)
-    return [Block(other, Kind.KEPT, 0, b"" if other == number else hashes) for other in range(len(job.tasks))]
+    return [Block(other, Kind.KEPT, 0, b"" if other == number else hashes) for other in range(len(job.attempt.tasks))]
 
 
 def _waiting(job: Job, stage: Stage, writes: Sequence[Write]) -> list[Block]:
     """Writes that wait, each for the task of its key: two writes of one key meet there."""
     parts: dict[int, list[Write]] = {}
     for write in writes:
-        parts.setdefault(route_of(write.key, job.routes), []).append(write)
+        parts.setdefault(route_of(write.key, job.attempt.routes), []).append(write)
     encode = msgspec.msgpack.encode  # measured: 0.2 us per write; pickle needs 2.9
     return [Block(route, Kind.WRITES, stage.index, encode(part)) for route, part in sorted(parts.items())]
 
@@ -301,12 +303,12 @@ def _persist(work: Work, stage: Stage, writes: Sequence[Write], told: Sequence[b
         return []
     job = work.job
     for payload in told:
-        job.known.note(*loads(payload))
+        job.progress.known.note(*loads(payload))
     marks = persist(work, stage, writes)
     if not stage.index or not marks:
         return []
     payload = dumps((stage.name, marks))
-    return [Block(route, Kind.MARKS, stage.index, payload) for route in range(job.routes)]
+    return [Block(route, Kind.MARKS, stage.index, payload) for route in range(job.attempt.routes)]
 
 
 def _sorted(blocks: Iterable[Block], kind: Kind, stage: int) -> tuple[list[bytes], list[Block]]:
@@ -323,8 +325,8 @@ def _guarded(job: Job, others: Sequence[Block], act: Callable[[Work], list[Block
     """Forward the blocks of other tasks; act unless a task failed; forward reports and failures."""
     passed = list(others)
     if not _has_failed(others):
-        if job.driver:
-            os.environ[faults.PID] = str(job.driver)
+        if job.attempt.driver:
+            os.environ[faults.PID] = str(job.attempt.driver)
         work = Work(job)
         gc.disable()  # a batch makes many objects and no cycles; garbage collection costs half as much as histories
         try:
@@ -332,7 +334,7 @@ def _guarded(job: Job, others: Sequence[Block], act: Callable[[Work], list[Block
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
         except BaseException as error:  # polars panics with one. It is sent to the driver, and stops all later tasks
-            passed += _failed(job.routes, error)
+            passed += _failed(job.attempt.routes, error)
         else:
             work.report.seen = dict(work.incarnations.seen)
             work.report.changes = work.collector.changes

@@ -72,7 +72,7 @@ def keep(job: Job, writes: Sequence[Write]) -> bytes:
         writes: The states.
     """
     hashes = pl.Series([write.key for write in writes], dtype=pl.Binary).hash().to_numpy()
-    _kept[job.run] = Waiting(job, writes, hashes, time.monotonic())
+    _kept[job.progress.run] = Waiting(job, writes, hashes, time.monotonic())
     return hashes.tobytes()
 
 
@@ -87,7 +87,7 @@ def take(run: str, serial: int) -> Waiting:
         TasksLostError: They are not in this process: the one that folded them has ended.
     """
     waiting = _kept.get(run)
-    if waiting is None or waiting.job.serial != serial:
+    if waiting is None or waiting.job.attempt.serial != serial:
         raise TasksLostError("a resident process ended before it had persisted what it had folded")
     del _kept[run]
     return waiting

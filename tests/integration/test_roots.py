@@ -1,6 +1,5 @@
 """Roots and keys in the tasks that read, against a real broker, on both paths."""
 
-import dataclasses
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from jobs.dead_letters.letters import Letters
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
 from persistence.protocol import FlowRef
 from persistence.registry import open_store
+from tests.support.jobs import changed, job_of
 
 pytestmark = pytest.mark.integration
 
@@ -71,18 +71,10 @@ class Broker:
         flow = flow.aggregate("aircraft", key, Fields(legs=count()))
         run = begin(flow, bind(flow, {}, store))
         known = {self.legs: self.ids[self.legs]}
-        job = Job(
-            flow,
-            run.ref,
-            dict(run.urls),
-            run.epoch,
-            run.batch,
-            1,
-            self.settings,
-            self.dead,
-            known,
-            {},
-            run.known,
+        job = job_of(
+            *(flow, run, known),
+            kafka=self.settings,
+            dead_letters=self.dead,
             tasks=[
                 Slot(0, (Range(0, start, start + len(values), self.legs),)),
                 *(Slot(number, ()) for number in range(1, 1 + others)),
@@ -91,7 +83,7 @@ class Broker:
         report, failures = attempt(job)
         if failures and all(isinstance(one, UnlistedError) for one in failures):  # as the driver does
             run.list_dead({entry for one in failures for entry in one.entries})
-            report, failures = attempt(dataclasses.replace(job, ledger=run.ledger))
+            report, failures = attempt(changed(job, ledger=run.ledger))
         run.close()
         assert failures == []
         return report

@@ -85,8 +85,8 @@ def test_topics_with_equal_partitions_are_folded_while_they_are_read(
     report = world.run(flow, max_records=50)
     assert report.records == 120 + 80 + 3
     assert all(job.folds_while_reading for job in jobs)
-    assert all({one.topic for slot in job.tasks for one in slot.ranges} == {world.topic, fuels} for job in jobs)
-    assert all(slot.number == one.partition % 2 for job in jobs for slot in job.tasks for one in slot.ranges)
+    assert all({one.topic for slot in job.attempt.tasks for one in slot.ranges} == {world.topic, fuels} for job in jobs)
+    assert all(slot.number == one.partition % 2 for job in jobs for slot in job.attempt.tasks for one in slot.ranges)
     assert world.results(flow, "aircraft") == expected(sent, litres)
     assert world.results(flow, "carrier") == expected(sent, litres, "carrier")
     world.check(flow)
@@ -113,7 +113,7 @@ def test_topics_with_different_partitions_are_shuffled(
     assert world.results(flow, "aircraft") == expected(sent, litres)
     oracle = world.check(flow)
     assert oracle.run.growths == {}
-    assert {name for job in jobs for name in job.shared} == set()
+    assert {name for job in jobs for name in job.attempt.shared} == set()
 
 
 @pytest.mark.parametrize("path", ["columns", "tombstones"])
@@ -186,7 +186,7 @@ def test_a_key_in_two_partitions_of_one_topic_is_its_growth_beside_a_topic_of_an
     world.send([*republished(sent, range(20, 40), partition=1)])
     world.send([fuel(0, 5, tails=1)], fuels)
     world.run(flow)
-    assert [sorted(job.shared) for job in jobs] == [[], [world.topic]]
+    assert [sorted(job.attempt.shared) for job in jobs] == [[], [world.topic]]
     assert not jobs[-1].evict
     assert world.results(flow, "aircraft")[b"N0"]["legs"] == len([leg for leg in sent if leg.minutes])
 
@@ -209,7 +209,7 @@ def test_one_topic_that_grows_while_the_flow_runs_is_shuffled_from_then_on_and_n
     world.run(flow, max_records=30, progress=grow)
     world.run(flow)
     assert [jobs[0].folds_while_reading, jobs[-1].folds_while_reading] == [True, False]
-    assert (jobs[0].evict, jobs[-1].evict) == (True, False)
+    assert (jobs[0].progress.evict, jobs[-1].progress.evict) == (True, False)
     assert world.results(flow, "aircraft") == expected(sent, litres)
     assert world.results(flow, "carrier") == expected(sent, litres, "carrier")
     # The other one, too: they have the same number again.

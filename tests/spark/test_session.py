@@ -44,15 +44,15 @@ print("restored")
 
 ENDED = """
 import os, signal, threading
-from dataclasses import replace
 from pyspark import SparkContext
 from aggregations.errors import SparkEndedError
 from aggregations.spark.action import Action
 from aggregations.engine.ranges import Slot
 from aggregations.spark.session import session
+from tests.support.jobs import changed
 from tests.support.spark import FAST
 from tests.unit.test_spark_tasks import FLOW, JOB
-job = replace(JOB, tasks=[Slot(0, ())])
+job = changed(JOB, tasks=[Slot(0, ())])
 
 def kill(spark):
     os.kill(spark._gateway.proc.pid, signal.SIGKILL)

@@ -13,7 +13,6 @@ from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow, Stage
 from aggregations.engine.columnar import ColumnarPath
 from aggregations.engine.dropped import Dropped, Listed, runs_of
-from aggregations.engine.job import Job
 from aggregations.engine.path import Work
 from aggregations.engine.transfer import pack, unpack
 from aggregations.per_message.dead_letters import DeadLetterCollector
@@ -32,8 +31,8 @@ from aggregations.run.turns import begin_batch
 from envelope import Hop, Reason, TopicPartition
 from envelope.deadletter import DeadLetterHeaders, Form
 from jobs.dead_letters.redrive import redriven
-from persistence.kafka import KafkaSettings
 from persistence.protocol import Write
+from tests.support.jobs import job_of
 from tests.support.pure import fresh_store, table_of
 
 TOPIC_ID = "T1"
@@ -181,26 +180,16 @@ class Both:
     ) -> tuple[Work, list[tuple[Stage, list[Write]]]]:
         part = part or self.flow
         run, path = self.run, ColumnarPath()
-        job = Job(
-            part,
-            run.ref,
-            self._urls,
-            run.epoch,
-            run.batch,
-            self._routes,
-            KafkaSettings("nowhere:1"),
-            None,
-            self.topic_ids,
-            {},
-            run.known,
-            None if run.accept_definition else run.earlier,
-            ledger=run.ledger,
+        job = job_of(
+            *(part, run, self.topic_ids),
+            routes=self._routes,
+            earlier=None if run.accept_definition else run.earlier,
             asked=("raw", *self.topic_ids),
             times=times_in(run.manifest, self.topic_ids),
             removed=self._retirement.removed,
             closed=self._final.closed(self._retirement.removed),
-            journaled=True,
-            share=SHARE,
+            journal="journal",
+            journal_share=SHARE,
         )
         work = Work(job)
         tasks: list[Any] = [path.read(work, self._chunks(records))]

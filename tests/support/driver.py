@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +23,7 @@ from aggregations.run.binding import bind
 from envelope import TopicPartition
 from persistence.kafka import KafkaSettings
 from persistence.kafka.facts import Watermarks
+from tests.support.jobs import changed
 from tests.support.pure import fresh_store
 
 ENDS = {TopicPartition("legs", 0): 5, TopicPartition("legs", 1): 7}
@@ -85,7 +85,9 @@ class Driver:
         jobs: The jobs of its tasks, by attempt.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, of: Flow[Any], *outcomes: Outcome, urls: Any = None) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, of: Flow[Any], *outcomes: Outcome, urls: Any = None, **options: Any
+    ) -> None:
         self.jobs: list[Job] = []
         self.broker = Broker()
         self.reports: list[Report] = []
@@ -93,7 +95,8 @@ class Driver:
 
         def execute(job: Job) -> Outcome:
             # The driver continues with the same mappings.
-            self.jobs.append(replace(job, excluded=dict(job.excluded), doubt=dict(job.doubt)))
+            mine = {"excluded": dict(job.attempt.excluded), "doubt": dict(job.attempt.doubt)}
+            self.jobs.append(changed(job, **mine))
             return left.pop(0)
 
         monkeypatch.setattr(batches, "pause_seconds", lambda _: 0.0)
@@ -105,7 +108,7 @@ class Driver:
             of,
             Opening(self.broker, self.run, [plan]),  # type: ignore[arg-type, list-item]
             SimpleNamespace(routes=2, is_local=True, execute=execute),
-            RunOptions(kafka=KafkaSettings("nowhere:1"), dead_letters="dead", group="lag"),
+            RunOptions(kafka=KafkaSettings("nowhere:1"), dead_letters="dead", group="lag", **options),
             progress=self.reports.append,
             stop=self.stop,
         )

@@ -52,8 +52,8 @@ def test_records_whose_items_scatter_are_left_out_of_every_attempt_that_follows(
     )
     assert driver.attempt() is last
     every = {A: CAUSE, B: CAUSE, C: CAUSE}
-    assert [dict(job.excluded) for job in driver.jobs] == [{}, {A: CAUSE}, {A: CAUSE}, every]
-    assert [job.attempt for job in driver.jobs] == [1, 1, 2, 2], "leaving a record out is no new attempt"
+    assert [dict(job.attempt.excluded) for job in driver.jobs] == [{}, {A: CAUSE}, {A: CAUSE}, every]
+    assert [job.attempt.number for job in driver.jobs] == [1, 1, 2, 2], "leaving a record out is no new attempt"
 
 
 def test_what_a_stage_could_not_fold_is_no_reason_to_fold_again_where_nothing_scatters(
@@ -73,7 +73,7 @@ def test_a_key_in_two_partitions_moves_the_first_stage_behind_a_shuffle_for_the_
     )
     assert driver.attempt().counts.records == 1
     assert driver.attempt().counts.records == 2
-    assert [job.spread for job in driver.jobs] == [False, True, True]
+    assert [job.attempt.spread for job in driver.jobs] == [False, True, True]
     with pytest.raises(SharedKeyError):
         driver.attempt()
 
@@ -89,9 +89,9 @@ def test_what_may_pass_is_tried_again_up_to_a_limit_and_then_raised(
     failed: list[Outcome] = [(TaskReport(), [failure])]
     driver = Driver(monkeypatch, flow(), *failed * (ATTEMPTS - 1), (report(1), []))
     assert driver.attempt().counts.records == 1
-    assert [job.attempt for job in driver.jobs] == list(range(1, ATTEMPTS + 1))
+    assert [job.attempt.number for job in driver.jobs] == list(range(1, ATTEMPTS + 1))
     # The attempt that failed may have persisted some of it.
-    assert [job.doubt for job in driver.jobs] == [{}, *[ENDS] * (ATTEMPTS - 1)]
+    assert [job.attempt.doubt for job in driver.jobs] == [{}, *[ENDS] * (ATTEMPTS - 1)]
     driver = Driver(monkeypatch, flow(), *failed * ATTEMPTS)
     with pytest.raises(type(failure)):
         driver.attempt()
@@ -126,7 +126,7 @@ def test_a_batch_s_manifest_has_its_ends_and_the_topic_ids_that_its_tasks_met(mo
     assert found.incarnations["raw"] == ("i1", "i2")
     assert found.incarnations["mid"] == ("m",)
     assert driver.run.start == ENDS
-    assert dict(driver.jobs[1].incarnations)["raw"] == ("i1",)
+    assert dict(driver.jobs[1].progress.incarnations)["raw"] == ("i1",)
     assert [one.records for one in driver.reports] == [4, 5]
     assert (driver.engine.batches.total.counts.records, driver.engine.batches.total.counts.batches) == (9, 2)
 
@@ -154,7 +154,7 @@ def test_a_run_reads_to_the_ends_that_it_found_and_writes_the_group_s_offsets_be
 ) -> None:
     driver = Driver(monkeypatch, flow(), (report(6), []), (report(6), []))
     assert driver.stream(most=10).records == 12
-    assert [job.tasks for job in driver.jobs] == [
+    assert [job.attempt.tasks for job in driver.jobs] == [
         (Slot(0, (Range(0, 0, 4, "legs"),)), Slot(1, (Range(1, 0, 5, "legs"),))),
         (Slot(0, (Range(0, 4, 5, "legs"),)), Slot(1, (Range(1, 5, 7, "legs"),))),
     ]
@@ -176,7 +176,7 @@ def test_an_added_partition_is_read_from_its_beginning_and_an_empty_one_is_noted
     driver.broker.count = 4
     driver.broker.highs |= {TopicPartition("legs", 2): 9, TopicPartition("legs", 3): 0}
     driver.stream()
-    assert [one for slot in driver.jobs[0].tasks for one in slot.ranges if one.partition == 2] == [
+    assert [one for slot in driver.jobs[0].attempt.tasks for one in slot.ranges if one.partition == 2] == [
         Range(2, 0, 9, "legs")
     ]
     assert driver.run.start == {**ENDS, TopicPartition("legs", 2): 9, TopicPartition("legs", 3): 0}
@@ -247,7 +247,7 @@ def test_a_key_in_two_partitions_is_a_growth_from_the_next_attempt_on(monkeypatc
     shared = SharedKeyError("a key is in two partitions", "legs")
     driver = Driver(monkeypatch, flow(), (TaskReport(), [shared]), (report(1), []), (report(1), []))
     driver.attempt()  # and no manifest: the run may die here
-    assert [job.evict for job in driver.jobs] == [True, False]
+    assert [job.progress.evict for job in driver.jobs] == [True, False]
     assert not begin(driver.run.flow, driver.run.urls).evicts
 
 
@@ -257,7 +257,7 @@ def test_partitions_that_were_added_are_seen_before_their_batch_is_folded_and_wr
     driver = Driver(monkeypatch, flow(), (report(1), []))
     driver.broker.count = 3
     driver.commit()
-    assert [job.evict for job in driver.jobs] == [False]
+    assert [job.progress.evict for job in driver.jobs] == [False]
     assert driver.run.manifest is not None
     growth = driver.run.manifest.growth["legs"]
     assert (growth.partitions_before, growth.partitions_now) == (2, 3)

@@ -55,9 +55,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, sent: Sent, *, sends: bool = True) -
     before.close()
     times = dict.fromkeys(ENDS, (NOW_MS + 600000) * 1000)
     monkeypatch.setattr(batches, "produce_outputs", sent)
-    made = Driver(monkeypatch, FLOW, (report(9, changes=Changes(times=times)), []), urls={"aircraft": url})
-    monkeypatch.setattr(made.engine.batches, "_sends", sends)
-    return made
+    return Driver(monkeypatch, FLOW, (report(9, changes=Changes(times=times)), []), urls={"aircraft": url}, sends=sends)
 
 
 @pytest.mark.parametrize("failures", range(3))
@@ -100,9 +98,9 @@ def test_what_was_acknowledged_is_not_sent_again_when_the_note_fails(monkeypatch
 
 def test_the_tasks_of_the_next_batch_find_published_windows_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     made = driver(monkeypatch, Sent())
-    assert made.engine.batches._job([], 1, {}, {}).removed == {"aircraft": NOW_MS // 1_000 // 300 * 300}
+    assert made.engine.batches._job([], 1, {}, {}).progress.removed == {"aircraft": NOW_MS // 1_000 // 300 * 300}
     made.commit()
-    assert made.engine.batches._job([], 1, {}, {}).removed == {"aircraft": NOW_MS // 1_000 + 600}
+    assert made.engine.batches._job([], 1, {}, {}).progress.removed == {"aircraft": NOW_MS // 1_000 + 600}
 
 
 def test_a_fold_that_sends_nothing_counts_the_windows_and_lets_them_leave(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ class Local:
             opening,
             self.executor,
             {self.topic: PartitionWatch(opening, plan, 300)},
-            RunOptions(kafka=KAFKA, dead_letters="dead"),
+            RunOptions(kafka=KAFKA, stores=self.run.urls, dead_letters="dead"),
             progress=None,
             stop=threading.Event(),
         )

@@ -28,7 +28,7 @@ from aggregations.spark.blocks import Row, pack, unpack
 from envelope import Envelope, Hop, Tombstones, TopicPartition, encode
 from envelope.deadletter import DeadLetterHeaders, Form
 from jobs.dead_letters.redrive import redriven
-from persistence.kafka import KafkaSettings
+from tests.support.jobs import job_of
 from tests.support.pure import batches_of
 
 STEPS = ("map", "key", "fold", "emit")
@@ -170,22 +170,13 @@ class Tasks:
         return {key: state.fold for key, state in load_states(self.run, found, keys).items() if state.folded}
 
     def _job(self, excluded: Mapping[RecordAtStage, Exclusion]) -> Job:
-        return Job(
-            self.flow,
-            self.run.ref,
-            self.urls,
-            self.run.epoch,
-            self.run.batch,
-            self.routes,
-            KafkaSettings("nowhere:1"),
-            "dead",
-            {"orders": "O", "raw": "R"},
-            {},
-            self.run.known,
+        return job_of(
+            *(self.flow, self.run, {"orders": "O", "raw": "R"}),
+            dead_letters="dead",
+            routes=self.routes,
             excluded=excluded,
             tasks=(Slot(0, (Range(0, 0, 60, "orders"),)),),
             asked=("raw", "orders"),
-            ledger=self.run.ledger,
         )
 
     def _shuffled(self, rows: list[Row]) -> list[list[Row]]:

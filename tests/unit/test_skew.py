@@ -46,7 +46,7 @@ def times(*seconds: int | None) -> Changes:
 
 
 def lengths(job: Job) -> Mapping[TopicPartition, int]:
-    return {one.place: one.end - one.start for slot in job.tasks for one in slot.ranges}
+    return {one.place: one.end - one.start for slot in job.attempt.tasks for one in slot.ranges}
 
 
 @pytest.mark.parametrize(

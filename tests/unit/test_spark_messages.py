@@ -11,14 +11,13 @@ from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
-from aggregations.engine.job import Job
 from aggregations.engine.messages import MessagePath
 from aggregations.engine.path import Work
 from aggregations.run.begin import begin
 from aggregations.run.binding import bind
 from aggregations.run.memory import MemoryRunner
 from envelope import Envelope, encode
-from persistence.kafka import KafkaSettings
+from tests.support.jobs import job_of
 from tests.support.pure import table_of
 
 LEGS = Topic("legs", Json({"tail": pl.String, "carrier": pl.String, "note": pl.String}))
@@ -52,9 +51,7 @@ def test_columns_keep_their_declared_types_behind_a_stage(flow: Flow[object]) ->
     runner.process(records)
     urls = bind(flow, {}, f"memory://{uuid.uuid4()}")
     run = begin(flow, urls)
-    settings = KafkaSettings("nowhere:1")
-    job = Job(flow, run.ref, urls, run.epoch, run.batch, 1, settings, None, {"legs": "T1"}, {}, run.known)
-    work, path = Work(job), MessagePath()
+    work, path = Work(job_of(flow, run, {"legs": "T1"})), MessagePath()
     arrivals = path.read(work, table_of(records).to_batches())
     for stage in flow.stages:
         _, following = path.fold(work, stage, arrivals)

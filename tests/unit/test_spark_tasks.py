@@ -1,7 +1,6 @@
 """How the error of a task reaches the driver; no Spark is started."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -12,7 +11,8 @@ from aggregations.definition.aggregates import count
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
-from aggregations.engine.job import Job
+from aggregations.engine.job import Attempt, Job, RunProgress
+from aggregations.engine.options import RunOptions
 from aggregations.engine.path import Work
 from aggregations.engine.ranges import Slot
 from aggregations.engine.retry import may_pass
@@ -24,6 +24,7 @@ from persistence.errors import Transient
 from persistence.kafka import BrokerUnavailable, KafkaSettings
 from persistence.marks import KnownMarks
 from persistence.protocol import FlowRef, Write
+from tests.support.jobs import changed
 
 FLOW = (
     Flow("fleet").source(Topic("legs", Json({"tail": pl.String}))).aggregate("aircraft", "tail", Fields(legs=count()))
@@ -31,16 +32,9 @@ FLOW = (
 REF = FlowRef("fleet", 1)
 JOB = Job(
     FLOW,
-    REF,
-    {"aircraft": "memory://x"},
-    1,
-    1,
-    2,
-    KafkaSettings("nowhere:1"),
-    None,
-    {},
-    {},
-    KnownMarks(REF, ["aircraft"]),
+    RunOptions(kafka=KafkaSettings("nowhere:1"), stores={"aircraft": "memory://x"}),
+    RunProgress(ref=REF, epoch=1, batch=1, known=KnownMarks(REF, ["aircraft"])),
+    Attempt(routes=2),
 )
 
 
@@ -66,7 +60,7 @@ WRITES = [Write(b"N%d" % number, 0, b"{}") for number in range(1000)]
 
 def test_states_wait_for_the_job_that_folded_them_and_are_taken_once() -> None:
     """Two runs of a process may have the same flow, epoch, batch and attempt."""
-    mine, other = replace(JOB, run="mine", serial=3), replace(JOB, run="other", serial=3)
+    mine, other = changed(JOB, run="mine", serial=3), changed(JOB, run="other", serial=3)
     waiting.keep(mine, WRITES)
     waiting.keep(other, WRITES[:1])
     for serial in (2, 4):
@@ -81,27 +75,27 @@ def test_states_wait_for_the_job_that_folded_them_and_are_taken_once() -> None:
 def test_a_key_that_another_task_folded_too_is_found_by_its_hash() -> None:
     others = [waiting.keep(JOB, WRITES[500:]), waiting.keep(JOB, [])]
     waiting.keep(JOB, WRITES[:500])
-    waiting.take(JOB.run, JOB.serial).check_not_shared(others)
+    waiting.take(JOB.progress.run, JOB.attempt.serial).check_not_shared(others)
     waiting.keep(JOB, WRITES[:501])
     with pytest.raises(SharedKeyError, match="stage aircraft"):
-        waiting.take(JOB.run, JOB.serial).check_not_shared(others)
+        waiting.take(JOB.progress.run, JOB.attempt.serial).check_not_shared(others)
 
 
 def test_states_that_wait_in_a_resident_and_as_blocks_are_an_error_and_none_is_left_out() -> None:
-    job = replace(JOB, run="both", tasks=(Slot(0, ()),))
+    job = changed(JOB, run="both", tasks=(Slot(0, ()),))
     rows = pack([*tasks._waiting(job, FLOW.stages[0], WRITES[:1]), *tasks._kept(job, 0, WRITES[1:])])
     blocks = unpack(list(tasks.persisting(job, FLOW.stages[0])(rows)))
     _, failures = tasks.outcome_of(blocks)
-    assert [type(one) for one in failures] == [AssertionError] * job.routes
+    assert [type(one) for one in failures] == [AssertionError] * job.attempt.routes
     assert waiting.take("both", 0).writes == WRITES[1:], "nothing was persisted"
 
 
 @pytest.mark.parametrize("wait", [tasks._kept, lambda job, _, writes: tasks._waiting(job, FLOW.stages[0], writes)])
 def test_states_that_wait_are_not_persisted_once_any_task_failed(wait: Callable[..., list[Block]]) -> None:
     """A stage downstream may have failed: what is persisted here would be dropped there when the batch is repeated."""
-    job = replace(JOB, run="failed", tasks=(Slot(0, ()),))
-    blocks = [*wait(job, 0, WRITES), *tasks._failed(job.routes, Transient("downstream", "Try again"))]
-    for route in range(job.routes):
+    job = changed(JOB, run="failed", tasks=(Slot(0, ()),))
+    blocks = [*wait(job, 0, WRITES), *tasks._failed(job.attempt.routes, Transient("downstream", "Try again"))]
+    for route in range(job.attempt.routes):
         mine = pack(one for one in blocks if one.route == route)
         _, failures = tasks.outcome_of(unpack(tasks.persisting(job, FLOW.stages[0])(mine)))
         assert [str(one) for one in failures] == ["downstream. Try again"]

@@ -16,7 +16,6 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.definition.windows import Window, hopping, tumbling
 from aggregations.engine.columnar import ColumnarPath
-from aggregations.engine.job import Job
 from aggregations.engine.messages import MessagePath
 from aggregations.engine.path import Path, Work
 from aggregations.errors import FlowError, SharedKeyError
@@ -28,8 +27,8 @@ from aggregations.run.snapshots import read_snapshot
 from envelope import Envelope, Hop, Reason, Tombstones, encode
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
-from persistence.kafka import KafkaSettings
 from tests.support.both import TOPIC_ID, Both
+from tests.support.jobs import job_of
 from tests.support.pure import fresh_store, table_of
 
 NOW = 1_764_000_000_000
@@ -346,7 +345,7 @@ def test_a_key_in_two_partitions_is_noticed_in_windows_of_two_sources() -> None:
     urls = bind(made, {}, fresh_store())
     run, ids, paths = begin(made, urls), {"screws": TOPIC_ID, "joints": "J"}, (ColumnarPath(), MessagePath())
     for path in cast("tuple[Path, ...]", paths):
-        job = Job(made, run.ref, urls, run.epoch, 1, 1, KafkaSettings("nowhere:1"), None, ids, {}, run.known)
+        job = job_of(made, run, ids)
         arrivals = path.read(work := Work(job), [records])
         with pytest.raises(SharedKeyError):
             path.fold(work, made.stages[0], arrivals)
