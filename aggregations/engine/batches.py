@@ -36,6 +36,7 @@ from aggregations.run.turns import begin_batch
 from envelope import TopicPartition
 from envelope.dedup.history import width_of
 from persistence.commit.faults import close_of, effect
+from persistence.commit.order import steps_of_driver
 from persistence.commit.steps import CommitStep
 from persistence.errors import Transient
 from persistence.kafka import BrokerError, BrokerUnavailable
@@ -198,8 +199,8 @@ class Batches:
 
     def advance(self, manifest: Manifest) -> None:
         """Write a manifest into every store, downstream store first, and continue from it."""
-        for name, _ in reversed(self._run.distinct_stores()):
-            self._save_manifest(name, manifest)
+        for step in steps_of_driver([name for name, _ in self._run.distinct_stores()]):
+            self._save_manifest(step.name, manifest)
         self._run.advanced(manifest)
 
     def _save_manifest(self, name: str, manifest: Manifest) -> None:

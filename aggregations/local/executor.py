@@ -1,7 +1,6 @@
 """Folds and persists batches in this process: one task that reads every partition and has every key.
 
-The steps are those of Spark's tasks, in the same order, as plain calls: all stages are folded before anything is
-published, everything is published before anything is persisted, and the last stage is persisted first.
+All stages are folded before anything is published. What follows is in the order of `persistence.commit.order`.
 """
 
 import logging
@@ -24,6 +23,8 @@ from aggregations.engine.retry import StoppedError
 from aggregations.engine.roots import check_source
 from aggregations.per_message.ledger import UnlistedError
 from envelope.dedup.lineage import position_order
+from persistence.commit.order import steps_of_tasks
+from persistence.commit.steps import CommitStep
 from persistence.garbage import no_collection
 from persistence.kafka import KafkaSettings
 from persistence.protocol import Write
@@ -96,11 +97,11 @@ class LocalExecutor:
         # Only after all rows were read: if a topic still is the driver's topic, the rows belong to it.
         for topic in ranges:
             check_source(topics_of(self._kafka), job.flow, topic, job.progress.topic_ids[topic])
-        folded: list[tuple[Stage, list[Write]]] = []
+        folded: dict[str, tuple[Stage, list[Write]]] = {}
         for stage in job.flow.stages:
             self._check()
             writes, arrivals = path.fold(work, stage, arrivals)
-            folded.append((stage, writes))
+            folded[stage.name] = stage, writes
         if unlisted := work.collector.unlisted():
             raise UnlistedError(frozenset(unlisted), beside=False)
         if newly_failed(work.report, job.attempt.excluded):
@@ -108,9 +109,12 @@ class LocalExecutor:
         self._check()
         if job.holds_outputs:
             work.outputs.sort(key=lambda output: position_order(output.order))
-        with work.timed("publish"):
-            publish(work)
-        for stage, writes in reversed(folded):
+        for step in steps_of_tasks([*folded]):
+            if step.kind is CommitStep.PUBLISH:
+                with work.timed("publish"):
+                    publish(work)
+                continue
+            stage, writes = folded[step.name]
             if writes:
                 job.progress.known.note(stage.name, persist(work, stage, writes))
         work.report.seen = dict(work.incarnations.seen)

@@ -11,12 +11,14 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import RDD, SparkContext, StorageLevel
 from pyspark.errors import PySparkException
 
-from aggregations.definition.flow import Flow, Stage
+from aggregations.definition.flow import Flow
 from aggregations.engine.job import Job, TaskReport
 from aggregations.errors import FlowError, SparkEndedError, TasksLostError
 from aggregations.spark.blocks import Kind, Row, unpack
 from aggregations.spark.placement import Placement
 from aggregations.spark.tasks import Task, folding, outcome_of, persisting, publishing, reading
+from persistence.commit.order import Step, steps_of_tasks
+from persistence.commit.steps import CommitStep
 
 
 class Action:
@@ -71,17 +73,17 @@ class Action:
         chain = Chain(placed.mapPartitions(reading(job)), tasks, self.routes)
         for stage in stages[1:] if job.folds_while_reading else stages:
             chain = chain.then(folding(job, stage))
+        steps = steps_of_tasks([stage.name for stage in stages])
         if not job.flow.scatters:
-            if job.holds_outputs:
-                chain = chain.then(publishing(job))
-            at_once = not job.holds_outputs and not (len(stages) == 1 and job.may_share_keys)
-            return chain.persisted(job, stages[:-1] if at_once else stages).collect()
+            at_once = not (len(stages) == 1 and job.may_share_keys)  # the last stage is persisted by those that fold it
+            done = 0 if job.holds_outputs else 1 + at_once
+            return chain.committed(job, steps[done:]).collect()
         rows = chain.rows.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             report, failures = chain._replace(rows=rows.filter(_is_result)).collect()
             if failures or not report.failed.keys() <= job.attempt.excluded.keys():
                 return report, failures
-            return chain.then(publishing(job)).persisted(job, stages).collect()
+            return chain.committed(job, steps).collect()
         finally:
             with suppress(Py4JError, ConnectionError):  # the JVM may have ended
                 rows.unpersist()
@@ -129,11 +131,12 @@ class Chain(NamedTuple):
         rows = self.rows.partitionBy(self.routes, int).mapPartitions(task)
         return Chain(rows, self.reports + self.routes, self.routes)
 
-    def persisted(self, job: Job, stages: Sequence[Stage]) -> "Chain":
-        """The chain after which these stages are persisted, the last one first."""
+    def committed(self, job: Job, steps: Sequence[Step]) -> "Chain":
+        """The chain with a task for each of these steps of the commit."""
         chain = self
-        for stage in reversed(stages):
-            chain = chain.then(persisting(job, stage))
+        for step in steps:
+            is_publish = step.kind is CommitStep.PUBLISH
+            chain = chain.then(publishing(job) if is_publish else persisting(job, job.flow.stage(step.name)))
         return chain
 
     def collect(self) -> tuple[TaskReport, list[Exception]]:

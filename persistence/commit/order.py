@@ -1,11 +1,29 @@
 """The commit of one batch: the order in which its effects reach the outside."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 
 Effect = Callable[[], object]
+
+
+class Step(NamedTuple):
+    """One effect of the commit of a batch.
+
+    Attributes:
+        kind: Which step it is a part of.
+        name: The stage whose states are written, or the store whose manifest is; empty for `publish`.
+    """
+
+    kind: CommitStep
+    name: str = ""
+
+    @property
+    def point(self) -> str:
+        """Its fault point."""
+        return self.kind.of(self.name) if self.name else self.kind
 
 
 def commit(publish: Effect, stages: Sequence[tuple[str, Effect]], manifests: Sequence[tuple[str, Effect]]) -> None:
@@ -26,6 +44,8 @@ def commit(publish: Effect, stages: Sequence[tuple[str, Effect]], manifests: Seq
     1 to 3 come before this call, 7 and 8 after it. An error in any step ends this attempt at the batch: its states
     are loaded and folded again, and the histories drop what some states already hold.
 
+    An engine whose tasks and driver share the commit takes the same order from `steps_of_tasks` and `steps_of_driver`.
+
     Args:
         publish: Produces outputs and dead letters and returns when all are acknowledged.
         stages: (stage, writes its states) in flow order, upstream first. Each returns when its
@@ -35,11 +55,22 @@ def commit(publish: Effect, stages: Sequence[tuple[str, Effect]], manifests: Seq
     Raises:
         StoreError: From the first step that failed; the steps after it were not begun.
     """
-    effect(CommitStep.PUBLISH, publish)  # 4
-    for stage, persist in reversed(stages):  # 5
-        effect(CommitStep.PERSIST.of(stage), persist)
-    for store, save_manifest in reversed(manifests):  # 6
-        effect(CommitStep.MANIFEST.of(store), save_manifest)
+    effects = {Step(CommitStep.PUBLISH): publish}
+    effects |= {Step(CommitStep.PERSIST, stage): persist for stage, persist in stages}
+    effects |= {Step(CommitStep.MANIFEST, store): save_manifest for store, save_manifest in manifests}
+    for step in (*steps_of_tasks([stage for stage, _ in stages]), *steps_of_driver([store for store, _ in manifests])):
+        point = step.point
+        effect(point, effects[step])
+
+
+def steps_of_tasks(stages: Sequence[str]) -> list[Step]:
+    """Steps 4 and 5 of `commit` for these stages, upstream first, in the order in which they have to be done."""
+    return [Step(CommitStep.PUBLISH), *(Step(CommitStep.PERSIST, stage) for stage in reversed(stages))]
+
+
+def steps_of_driver(stores: Sequence[str]) -> list[Step]:
+    """Step 6 of `commit` for these stores, upstream first, in the order in which it has to be done."""
+    return [Step(CommitStep.MANIFEST, store) for store in reversed(stores)]
 
 
 def store_order(stores: Iterable[str]) -> list[str]:

@@ -1,7 +1,7 @@
 import pytest
 
 from persistence.commit.faults import Fault, Injector, use
-from persistence.commit.order import commit, store_order
+from persistence.commit.order import Step, commit, steps_of_driver, steps_of_tasks, store_order
 from persistence.commit.steps import CommitStep
 from persistence.errors import Transient
 
@@ -44,6 +44,14 @@ def test_every_effect_passes_its_fault_point():
         "manifest:cassandra",
         "manifest:redis",
     ]
+
+
+def test_an_engine_whose_tasks_and_driver_share_a_commit_takes_the_same_steps():
+    with use(Injector()) as faults:
+        a_commit([])
+    steps = [*steps_of_tasks(["first", "second", "third"]), *steps_of_driver(["redis", "cassandra"])]
+    assert [step.point for step in steps] == list(faults.reached)
+    assert steps_of_tasks([]) == [Step(CommitStep.PUBLISH)], "a flow without a stage publishes"
 
 
 @pytest.mark.parametrize("done", range(len(IN_ORDER)))
