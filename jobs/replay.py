@@ -148,10 +148,10 @@ def rebuild(
 
     Args:
         flow: The flow, with the definition of the new states.
-        options: Options of its runs: cluster, the stores of the live generation, dead letters, accepted risks, and size of
-            batches. The generation is the live one of a flow whose stores have no pointer yet, None for 1. The other
-            fields are not used. Further risks are `lost-records`: records that Kafka has deleted may be missing in the new
-            states; and `newest-rows`: lookups may find the newest rows of their tables.
+        options: Options of its runs: cluster, stores of the live generation, dead letters, accepted risks, `max_records` and
+            `metadata_max_age`; other fields are not used. The generation is the live one of a flow whose stores have no
+            pointer yet, None for 1. Further risks are `lost-records`: records that Kafka has deleted may be missing in the
+            new states; and `newest-rows`: lookups may find the newest rows of their tables.
         why: The reason, for the audit.
         redefine: The new states have another definition.
         snapshot: File of `headwater snapshot`, made by this definition: the rebuild begins with its states and reads what

@@ -122,7 +122,7 @@ class ColumnarFold:
         self._expiring: Expiring | None = None
 
     def run(self) -> "ColumnarFold":
-        fold, now, names = self.aggregate.fold, self.work.job.progress, known_names()
+        fold, progress, names = self.aggregate.fold, self.work.job.progress, known_names()
         entering = self._input()
         inputs = (
             self._inputs(fold) if isinstance(fold, Fields) else _Inputs(None, np.zeros(self.frame.height, np.bool_))
@@ -152,7 +152,7 @@ class ColumnarFold:
             entering.places,
             before.lanes,
             names,
-            HistoryLimits.of(self.aggregate.history, self.aggregate.lanes, now.batch, evict=now.evict),
+            HistoryLimits.of(self.aggregate.history, self.aggregate.lanes, progress.batch, evict=progress.evict),
             pure=before.other,
             exotic=exotic | self._excluded() | self._late() | closed_rows(self.frame) | self._listed(entering),
             refused=refused,

@@ -60,14 +60,14 @@ class ColumnarJudging(ColumnarFold):
     """One stage that is a filter, one batch."""
 
     def run(self) -> "ColumnarJudging":
-        now, names = self.work.job.progress, known_names()
+        progress, names = self.work.job.progress, known_names()
         entering = self._input()
         form = form_of(self.stage.definition, None)
         before = StoredStates(
             [None if one is None else one.value for one in map(self.stored.get, self.keys)], form, names
         )
         exotic: Mask = self.frame.get_column(schema.EXOTIC).to_numpy()
-        limits = HistoryLimits.of(self.aggregate.history, self.aggregate.lanes, now.batch, evict=now.evict)
+        limits = HistoryLimits.of(self.aggregate.history, self.aggregate.lanes, progress.batch, evict=progress.evict)
         none = np.zeros(self.frame.height, np.bool_)
         inputs = self._inputs_of()
         reading = self._in_reading_order(inputs)

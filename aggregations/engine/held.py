@@ -58,14 +58,14 @@ def hold(job: Job, topic: str, name: str, letter: DeadLetterRecord) -> None:
     Raises:
         StoreError: The store does not answer, or a newer rebuild has begun.
     """
-    now, store = job.progress, store_of(next(iter(job.options.urls.values())))
-    ref = now.ref.stage(HELD)
+    progress, store = job.progress, store_of(next(iter(job.options.urls.values())))
+    ref = progress.ref.stage(HELD)
     key = name.encode()
     if key not in store.load(ref, [key]):
         held = HeldLetter(topic, letter.key, letter.value, list(letter.headers))
         # It is due with this epoch, so that it can be removed when it is sent.
-        write = Write(key, 0, seal(_encoder.encode(held)), due=now.epoch)
-        store.save(ref, [write], epoch=now.epoch, batch=now.batch)
+        write = Write(key, 0, seal(_encoder.encode(held)), due=progress.epoch)
+        store.save(ref, [write], epoch=progress.epoch, batch=progress.batch)
 
 
 def held_letters(store: StateStore, flow: FlowRef, *, after: int = 0) -> Iterator[HeldLetter]:

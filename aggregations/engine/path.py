@@ -63,10 +63,10 @@ class Work:
 
     def rows(self, table: str, keys: Sequence[bytes]) -> Mapping[bytes, Row]:
         """The rows of a table as of the manifest before the batch, by key."""
-        now = self.job.progress
+        progress = self.job.progress
         with self.timed("load"):
             store = store_of(self.job.options.urls[table])
-            return rows_before(store, now.ref, table, keys, epoch=now.epoch, batch=now.batch)
+            return rows_before(store, progress.ref, table, keys, epoch=progress.epoch, batch=progress.batch)
 
     @cached_property
     def collector(self) -> DeadLetterCollector:

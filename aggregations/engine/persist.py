@@ -26,17 +26,17 @@ def persist(work: Work, stage: Stage, writes: Sequence[Write]) -> Marks:
     Raises:
         StoreWentBack: The store lost acknowledged writes.
     """
-    urls, now = work.job.options.urls, work.job.progress
+    urls, progress = work.job.options.urls, work.job.progress
     with work.timed("persist"):
         marks = effect(
             CommitStep.PERSIST.of(stage.name),
             lambda: store_of(urls[stage.name]).save(
-                now.ref.stage(stage.name),
+                progress.ref.stage(stage.name),
                 with_dues(stage, writes),
-                epoch=now.epoch,
-                batch=now.batch,
-                known=now.known.of(stage.name),
-                downstream=now.known.downstream(stage.name),
+                epoch=progress.epoch,
+                batch=progress.batch,
+                known=progress.known.of(stage.name),
+                downstream=progress.known.downstream(stage.name),
             ),
         )
     work.report.marks.append((stage.name, marks))

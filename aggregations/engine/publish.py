@@ -81,8 +81,8 @@ def produce_outputs(kafka: KafkaSettings, outputs: Sequence[OutputMessage]) -> N
 def _hold(job: Job, outputs: Sequence[OutputMessage]) -> None:
     """Hold outputs of a rebuild. The swap publishes all states, so it needs no snapshots of them."""
     if made := [one for one in outputs if one.own is not None]:
-        store, now = store_of(next(iter(job.options.urls.values()))), job.progress
-        hold_outputs(store, now.ref, made, epoch=now.epoch, batch=now.batch, attempt=job.attempt.serial)
+        store, progress = store_of(next(iter(job.options.urls.values()))), job.progress
+        hold_outputs(store, progress.ref, made, epoch=progress.epoch, batch=progress.batch, attempt=job.attempt.serial)
 
 
 def _dead_letters(job: Job, dead: Sequence[RejectedRecord]) -> None:
