@@ -129,8 +129,8 @@ def test_keys_in_other_partitions_of_the_other_topic_are_found_and_shuffled_and_
     world.send([Sent(fuel(0, 0).value, partition=n % 2) for n in range(2 * SAMPLED)], fuels)
     world.run(flow)
     assert [job.folds_while_reading for job in jobs] == [True, False]
-    assert jobs[-1].shared == frozenset()
-    assert jobs[-1].evict
+    assert jobs[-1].attempt.shared == frozenset()
+    assert jobs[-1].progress.evict
     assert world.results(flow, "aircraft") == expected(sent, litres)
     world.check(flow)
 
@@ -187,7 +187,7 @@ def test_a_key_in_two_partitions_of_one_topic_is_its_growth_beside_a_topic_of_an
     world.send([fuel(0, 5, tails=1)], fuels)
     world.run(flow)
     assert [sorted(job.attempt.shared) for job in jobs] == [[], [world.topic]]
-    assert not jobs[-1].evict
+    assert not jobs[-1].progress.evict
     assert world.results(flow, "aircraft")[b"N0"]["legs"] == len([leg for leg in sent if leg.minutes])
 
 
@@ -216,7 +216,7 @@ def test_one_topic_that_grows_while_the_flow_runs_is_shuffled_from_then_on_and_n
     world.topics.add_partitions(fuels, 4)
     world.send((fuel(place, 1) for place in range(8)), fuels)
     world.run(flow)
-    assert jobs[-1].tasks
+    assert jobs[-1].attempt.tasks
     assert world.results(flow, "aircraft")[b"N0"]["fuels"] == expected(sent, litres)[b"N0"]["fuels"] + 1
 
 
