@@ -70,7 +70,7 @@ kills: $(READY) java  ## processes killed at every step: each filter, path and n
 	$(PYTEST) -q -n 2 --dist loadfile -m kills tests/integration tests/local tests/spark
 
 spark: $(READY) java .headwater/spark/$(SPARK)  ## what uses Spark, with another version of it; SPARK=4.1.4
-	PYTHONPATH=.headwater/spark/$(SPARK) $(PYTEST) -q -n 2 --dist loadfile -m 'not kills' tests/spark tests/integration/test_submit.py $(ARGS)
+	PYTHONPATH=$(CURDIR)/.headwater/spark/$(SPARK) $(PYTEST) -q -n 2 --dist loadfile -m 'not kills' tests/spark tests/integration/test_submit.py $(ARGS)
 
 .headwater/spark/%: | $(READY)
 	rm -rf $@.new

@@ -20,7 +20,7 @@ from jobs.loading import load, load_flow
 from persistence.kafka import AcknowledgedProducer, KafkaSettings
 from tests.support import redis_server
 from tests.support.legs import republished
-from tests.support.spark import FAST
+from tests.support.spark import FAST, python_path
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
 
@@ -86,7 +86,7 @@ def fleet(kafka: str, topic: Callable[..., str], tmp_path: Path) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), **more}
+    return {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": python_path(ROOT), **more}
 
 
 def submit(*arguments: str, cwd: Path, **more: str) -> "subprocess.CompletedProcess[str]":
@@ -185,6 +185,7 @@ def test_the_line_itself_can_be_run(fleet: list[str], tmp_path: Path) -> None:
         check=True,
     )
     command = json.loads(printed.stdout)["command"]
+    assert command[0] == str(SUBMIT), "another Spark than the one that is tested"
     assert shlex.split(shlex.join(command)) == command
     ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

@@ -10,6 +10,7 @@ import pytest
 from aggregations import MemoryRunner, Record, bind
 from envelope import Envelope, encode
 from jobs.demo.leg_pb2 import Leg
+from tests.support.spark import python_path
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -41,7 +42,7 @@ def test_polars_and_spark_give_the_same_carriers(
     store = f"lmdb://{tmp_path}/states"
     fill(store, monkeypatch)
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(EXAMPLES), str(EXAMPLES.parent)]),
+        "PYTHONPATH": python_path(EXAMPLES, EXAMPLES.parent),
         "PYSPARK_PYTHON": sys.executable,
     }
     done = subprocess.run(

@@ -27,7 +27,7 @@ from persistence.commit.steps import CommitStep
 from persistence.murmur2 import parts_of
 from tests.messages import Leg
 from tests.support import flows
-from tests.support.spark import FAST
+from tests.support.spark import FAST, python_path
 from tests.support.world import Sent, World, republished
 
 ROOT = Path(__file__).parents[2]
@@ -72,10 +72,7 @@ class Jvm:
 def started_jvm(log: Path) -> Iterator[Jvm]:
     """Start a JVM of Spark and end it with the block."""
     conf = SparkConf(loadDefaults=False).setAll([*FAST.items()])
-    inherited = {
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
+    inherited = {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": python_path(ROOT)}
     with log.open("wb") as output, patch.dict(os.environ, inherited):
         gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
     try:

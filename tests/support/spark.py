@@ -1,5 +1,7 @@
 """How tests start Spark."""
 
+import os
+from pathlib import Path
 from typing import Final
 
 # The JVM of a test runs for a minute or two. The second compiler and the verification of Spark's byte code would take
@@ -11,3 +13,8 @@ JAVA_OPTIONS: Final = (
 """Java options for a short life."""
 FAST: Final = {"spark.driver.extraJavaOptions": JAVA_OPTIONS}
 """The same as a Spark setting, for programs without pytest."""
+
+
+def python_path(*directories: Path) -> str:
+    """`PYTHONPATH` of a process that uses Spark: these directories, and after them the Spark that `make spark` names."""
+    return os.pathsep.join([*map(str, directories), *filter(None, [os.environ.get("PYTHONPATH")])])
