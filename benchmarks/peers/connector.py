@@ -9,8 +9,10 @@ import pyspark
 from jobs.stack import jars
 
 CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
-CONNECTOR_OF_4_0: Final = "4.0.0"
-"""The connector of Spark 4.0.0 serves every 4.0.x."""
+VERSIONS: Final = {"4.0": "4.0.0", "4.1": "4.1.1", "4.2": "4.2.0", "4.3": "4.2.0"}
+"""The connector for each line of Spark, whose releases it serves. PySpark may be released before its connector is on
+Maven Central, so 4.3 uses that of 4.2.0, which works with it.
+"""
 
 
 def kafka_connector() -> list[Path]:
@@ -20,7 +22,7 @@ def kafka_connector() -> list[Path]:
         JarsUnavailable: They do not resolve for this PySpark.
     """
     ours = {_artifact(jar) for jar in (Path(pyspark.__file__).parent / "jars").glob("*.jar")}
-    version = CONNECTOR_OF_4_0 if pyspark.__version__.startswith("4.0.") else pyspark.__version__
+    version = VERSIONS.get(pyspark.__version__.rpartition(".")[0], pyspark.__version__)
     return [jar for jar in jars.resolve("spark-kafka", [f"{CONNECTOR}:{version}"]) if _artifact(jar) not in ours]
 
 
