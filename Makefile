@@ -10,7 +10,7 @@ export PYTHONUTF8 := 1
 PYTHON ?= python3
 JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 ARGS ?=
-SPARK ?= 4.3.0
+SPARK ?= 4.0.5
 BIN := .venv/bin
 READY := .venv/.ready
 PYTEST := $(BIN)/python -m pytest --no-header
@@ -69,7 +69,7 @@ prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; AR
 kills: $(READY) java  ## processes killed at every step: each filter, path and number of sources, and a whole chain
 	$(PYTEST) -q -n 2 --dist loadfile -m kills tests/integration tests/local tests/spark
 
-spark: $(READY) java .headwater/spark/$(SPARK)  ## what uses Spark, with another version of it; SPARK=4.1.4
+spark: $(READY) java .headwater/spark/$(SPARK)  ## what uses Spark, with the oldest supported version of it or another; SPARK=4.1.4
 	PYTHONPATH=$(CURDIR)/.headwater/spark/$(SPARK) $(PYTEST) -q -n 2 --dist loadfile -m 'not kills' tests/spark tests/integration/test_submit.py $(ARGS)
 
 .headwater/spark/%: | $(READY)

@@ -112,8 +112,7 @@ def _answer_at_once() -> None:
         if tcp:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = sock if tcp and authenticated else None  # the reader of the first task has been used before
-        code: int = run(sock, authenticated)  # type: ignore[no-untyped-call]
-        return code
+        return run(sock, authenticated)
 
     def worker_main(infile: io.BufferedReader, outfile: io.BufferedWriter) -> None:
         if connection is not None:
@@ -136,7 +135,7 @@ def _keep_modules() -> None:
 
     def worker(sock: socket.socket, authenticated: bool) -> int:
         nonlocal known
-        code: int = run(sock, authenticated)  # type: ignore[no-untyped-call]
+        code = run(sock, authenticated)
         if len(sys.modules) != known:
             gc.collect()
             gc.freeze()
@@ -177,7 +176,7 @@ def serve(prepare: Callable[[], None] = lambda: None) -> None:
     residents.supervise(prepare)
     _answer_at_once()
     _keep_modules()
-    daemon.manager()  # type: ignore[no-untyped-call]
+    daemon.manager()
 
 
 def main() -> None:

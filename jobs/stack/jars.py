@@ -152,7 +152,7 @@ def _retrieve(name: str, module: str, done: Path, progress: OnDownload | None) -
 def _ivy(description: Path, into: Path, name: str, progress: OnDownload | None) -> None:
     ivy = next(_pyspark_jars().glob("ivy-*.jar"), None)
     if ivy is None:
-        raise JarsUnavailable("this PySpark contains no Ivy jar: install the package pyspark 4.0 with pip")
+        raise JarsUnavailable("this PySpark contains no Ivy jar: install the package pyspark with pip")
     home = cache_dir() / "ivy"
     command = [java(), f"-Divy.default.ivy.user.dir={home}", "-jar", str(ivy), "-ivy", str(description)]
     if settings := os.environ.get("HEADWATER_IVY_SETTINGS"):

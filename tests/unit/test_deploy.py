@@ -1,4 +1,4 @@
-"""The files in deploy/ agree with headwater: its options, its Spark and its Python."""
+"""The files in deploy/, the lock and the Makefile agree with headwater: its options, its Spark and its Python."""
 
 import re
 import subprocess
@@ -16,6 +16,7 @@ from persistence.redis.settings import read_settings
 
 ROOT = Path(__file__).parents[2]
 CONTAINER = ROOT / "deploy" / "container" / "Dockerfile"
+PROJECT: Any = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FLEET: Any = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "fleet.yaml").read_text())
 
 
@@ -40,12 +41,21 @@ def test_the_manifest_gives_options_that_run_accepts_and_a_store_that_opens_with
     assert str(parsed["kafka_settings"]) == "/etc/fleet/kafka.toml"
 
 
-def test_the_image_has_a_spark_and_a_python_that_headwater_supports() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    [spark] = [text.removeprefix("pyspark") for text in project["dependencies"] if text.startswith("pyspark")]
-    assert FLEET["spec"]["sparkVersion"] == argument("SPARK_VERSION")
-    assert argument("SPARK_VERSION") in SpecifierSet(spark)
-    assert argument("PYTHON_VERSION") in SpecifierSet(project["requires-python"])
+def test_the_image_has_the_spark_that_every_test_runs_with_and_a_python_that_headwater_supports() -> None:
+    [spark] = re.findall(r"^pyspark==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    assert FLEET["spec"]["sparkVersion"] == argument("SPARK_VERSION") == spark
+    assert argument("PYTHON_VERSION") in SpecifierSet(PROJECT["project"]["requires-python"])
+
+
+def test_the_tests_run_with_the_newest_spark_that_headwater_allows_and_make_spark_with_the_oldest() -> None:
+    [spark] = [text for text in PROJECT["project"]["dependencies"] if text.startswith("pyspark")]
+    allowed = SpecifierSet(spark.removeprefix("pyspark"))
+    lines = [f"4.{minor}" for minor in range(20) if f"4.{minor}" in allowed]
+    [tested] = [text.removeprefix("pyspark==") for text in PROJECT["tool"]["uv"]["constraint-dependencies"]]
+    [oldest] = re.findall(r"^SPARK \?= (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert f"pyspark=={tested} " in (ROOT / "requirements.lock").read_text()
+    assert tested.startswith(f"{lines[-1]}.")
+    assert oldest.startswith(f"{lines[0]}.")
 
 
 def test_the_flow_is_imported_from_where_the_image_puts_it() -> None:
