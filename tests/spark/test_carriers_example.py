@@ -19,6 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def fill(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve legs of each of three carriers, the n-th with n late ones; a fourth carrier has few legs."""
+    monkeypatch.delitem(sys.modules, "fleet", raising=False)  # another test may have imported a flow of this name
     monkeypatch.syspath_prepend(str(EXAMPLES))
     from fleet import flow
 
