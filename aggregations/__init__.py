@@ -2,8 +2,8 @@
 
     from aggregations import Fields, Flow, MemoryRunner, Topic, count, run_flow, total
 
-Importing this package imports nothing else: a name is imported when it is first used, and Spark only for `run_flow`
-and `plan_flow`.
+Importing this package imports nothing else: a name is imported when it is first used, and Spark only for `run_flow`,
+`plan_flow` and `Aggregator`.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from aggregations.run.binding import bind
     from aggregations.run.memory import MemoryRunner
     from aggregations.run.snapshots import Latest, Snapshot, read_snapshot
-    from aggregations.spark import run_flow
+    from aggregations.spark import Aggregator, run_flow
     from aggregations.spark.checks import plan_flow
 
 __all__ = [
+    "Aggregator",
     "DefinitionChangedError",
     "Element",
     "Emit",
@@ -95,7 +96,7 @@ _MODULES: Final = {
     "run.memory": ("MemoryRunner",),
     "run.snapshots": ("Latest", "Snapshot", "read_snapshot"),
     "local": ("run_local",),
-    "spark": ("run_flow",),
+    "spark": ("Aggregator", "run_flow"),
     "spark.checks": ("plan_flow",),
 }
 

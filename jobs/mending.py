@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from aggregations.definition.flow import Flow, Stage
+from aggregations.engine.archived import topics_with_archive
 from aggregations.engine.options import RunOptions
 from aggregations.errors import RunRefusedError
 from aggregations.per_message.ledger import Ledger
@@ -99,6 +100,7 @@ class Mended:
             "batch": self.batch,
             "snapshot": None if self.snapshot is None else shown(self.snapshot),
             "ranges": self.history.as_json(),
+            "archived": self.history.archived,
             "folded": self.folded.as_json(),
             "stages": self.comparison.as_json(),
             "mends": self.counts,
@@ -156,7 +158,7 @@ def mend(
         manifest = check_can_mend(run, MENDS, lambda one: growths_of(one, kafka))
         own = own_stores(flow, directory / "states")
         begun = restored(flow, own, snapshot, run.ref.generation)
-        with closing(Reader(kafka)) as reader:
+        with closing(Reader(kafka, topics_with_archive(options, flow))) as reader:
             history = recorded(flow, manifest, begun, reader)
             turns = _turns(reader, options.journal, run, chosen, history)
         report = fold(

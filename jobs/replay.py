@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregations.definition.flow import Flow
+from aggregations.engine.archived import topics_with_archive
 from aggregations.engine.options import RunOptions
 from aggregations.errors import RunRefusedError
 from aggregations.local.runner import run_local
@@ -107,12 +108,13 @@ def plan_replay(
         else:
             number = found.next_unused(max(pointer.newest, live))
         begins = beginning_of(found, pointer, live, snapshot)
-        ranges = ranges_of(found, live, number, Topics(kafka), begins.manifest if begins else None)
-        Topics(kafka).check_rights(read={one.topic for one in ranges})
+        topics = topics_with_archive(options, flow)
+        ranges = ranges_of(found, live, number, topics, begins.manifest if begins else None)
+        topics.check_rights(read={one.topic for one in ranges})
         risks = [
             *_begins(found, pointer, live, snapshot),
             *topics_since(found, live, number),
-            *deleted_records(found, ranges),
+            *deleted_records(found, ranges, topics),
         ]
         keys = keys_of(found, live, progress)
         rate = reading_rate(kafka, ranges)
@@ -172,7 +174,7 @@ def rebuild(
         StoreError: A store does not answer, or another command has taken over.
     """
     how = _folding(flow, options, runner, progress, planned, stop, snapshot)
-    kafka, accept = how.options.broker, how.options.accept
+    accept = how.options.accept
     author = Author.here(why)
     with generations_of(flow, how.options.urls) as found:
         pointer = found.pointer()
@@ -181,9 +183,10 @@ def rebuild(
         refuse(_begins(found, pointer, live, snapshot), accept)
         begins = beginning_of(found, pointer, live, snapshot)
         if pointer.rebuild is None:  # before anything is written
-            ranges = ranges_of(found, live, None, Topics(kafka), begins.manifest if begins else None)
-            refuse(deleted_records(found, ranges), accept)
-            Topics(kafka).check_rights(read={one.topic for one in ranges})
+            topics = topics_with_archive(how.options, flow)
+            ranges = ranges_of(found, live, None, topics, begins.manifest if begins else None)
+            refuse(deleted_records(found, ranges, topics), accept)
+            topics.check_rights(read={one.topic for one in ranges})
         how.check()
         pointer, note = steps.begin_rebuild(
             *(found, author),
@@ -320,7 +323,8 @@ def rollback(
             return steps.reopen(found, author, pointer)
         if pointer.previous and found.manifest(pointer.previous) is not None:
             refuse(topics_since(found, pointer.live, pointer.previous), accept)
-            refuse(deleted_records(found, ranges_of(found, pointer.live, pointer.previous, Topics(kafka))), accept)
+            topics = Topics(kafka)
+            refuse(deleted_records(found, ranges_of(found, pointer.live, pointer.previous, topics), topics), accept)
         return steps.roll_back(found, author)
 
 

@@ -115,7 +115,11 @@ class Manifest(msgspec.Struct, frozen=True):
             published (`aggregations.run.final`), by stage; of the stages that this store keeps it counts.
         unfinished: Next offset per topic and partition after a batch that was begun and is not committed; only of a flow with
             tables, which a run reads again only after these records, and with a filter over all partitions, whose batch is
-            repeated as it was.
+            repeated as it was, and if batches are `noted`.
+        noted: Every batch was noted in `unfinished` before it was folded: a run without access to the broker then knows
+            which records an earlier one may have folded.
+        unasked: A run without access to the broker has folded into this generation. Topics that `topic_ids` and
+            `incarnations` do not name have no id from then on, also for runs that can ask.
         restoring: Checksum of the snapshot that is being restored into the store; empty when none is.
         rebuilt: Who rebuilt this generation, when and why; None if `headwater replay` did not make it.
         given_up: Batches that a restore gave up, one entry for each restore.
@@ -143,6 +147,8 @@ class Manifest(msgspec.Struct, frozen=True):
     closing_us: int | None = None
     published: Mapping[str, int] = {}
     unfinished: Mapping[str, Mapping[int, int]] = {}
+    noted: bool = False
+    unasked: bool = False
     restoring: str = ""
     rebuilt: Rebuilt | None = None
     given_up: tuple[GivenUp, ...] = ()

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from aggregations.definition.arguments import (
     check_callable,
@@ -53,6 +53,12 @@ from aggregations.definition.tables import Joining
 from aggregations.definition.windows import Window
 from aggregations.errors import FlowError
 from envelope.dedup.eviction import LANES
+
+if TYPE_CHECKING:
+    from aggregations.engine.options import RunOptions
+    from aggregations.report import Report
+    from aggregations.run.plan import Plan
+    from aggregations.spark.aggregator import Aggregator
 
 __all__ = [
     "Aggregate",
@@ -263,6 +269,35 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
                 f"flow {self.name!r} already publishes to {twice[0]} as {processor.name!r}: pass another name="
             )
         return self._with("publish()", processor)
+
+    def aggregator(
+        self,
+        options: "RunOptions | None" = None,
+        *,
+        progress: "Callable[[Report], None] | None" = None,
+        planned: "Callable[[Plan], None] | None" = None,
+        **fields: Any,
+    ) -> "Aggregator":
+        """Return the function that folds the batches of a Spark stream: `foreachBatch(flow.aggregator(stores=...))`.
+
+        Args:
+            options: Options of the run.
+            progress: Called after each commit with its report.
+            planned: Called when the run begins, with the plan of each source.
+            fields: Fields of `RunOptions`, instead of `options`.
+
+        Raises:
+            FlowError: The flow or the options cannot work.
+        """
+        from aggregations.engine.options import RunOptions
+        from aggregations.spark.aggregator import Aggregator
+
+        if options is not None and fields:
+            raise FlowError(f"aggregator() takes options, or fields of RunOptions such as {min(fields)}=, not both")
+        known = [name for name in RunOptions.__dataclass_fields__ if name not in ("history", "rebuilding", "sends")]
+        if unknown := sorted(fields.keys() - {*known}):
+            raise FlowError(f"aggregator() has no option {unknown[0]}=; the options are {', '.join(known)}")
+        return Aggregator(self, options or RunOptions(**fields), progress=progress, planned=planned)
 
     def publish_states(self, topic: str, *, on: str = PublishOn.UPDATE) -> "Flow[T]":
         """Produce states of the previous stage as snapshots: the newest per key wins.

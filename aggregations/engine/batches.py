@@ -29,7 +29,7 @@ from aggregations.report import Report
 from aggregations.run.closing import with_closing
 from aggregations.run.final import FinalSnapshots
 from aggregations.run.held_outputs import hold_outputs
-from aggregations.run.incarnations import merge_incarnations
+from aggregations.run.incarnations import NO_ID, merge_incarnations
 from aggregations.run.live import check_newest
 from aggregations.run.retire import Retirement
 from aggregations.run.turns import begin_batch
@@ -183,7 +183,7 @@ class Batches:
     def _publish_closed(self, stage: str, outputs: Sequence[OutputMessage]) -> None:
         """Produce the states of a stage's windows that have closed; in a rebuild, hold them."""
         if self._options.sends:
-            effect(close_of(stage), lambda: produce_outputs(self._options.broker, outputs))
+            effect(close_of(stage), lambda: produce_outputs(self._options.kafka, outputs))
         elif self._options.rebuilding is not None:
             effect(close_of(stage), lambda: self._hold_closed(outputs))
 
@@ -256,14 +256,18 @@ class Batches:
         _LOG.warning("batch %d: %s", self._run.batch, shared[0])
         self._spread = True
         self._shared |= topics
-        for topic in topics:
+        for topic in topics & self._watches.keys():
             self._watches[topic].shared = True
         return True
 
     def _are_apart(self) -> bool:
         """Whether the sources of this batch are not partitioned alike, as far as a sample shows it before the first one."""
+        if len({self._watches[topic].partitions for topic in self._part.topics if topic in self._watches}) > 1:
+            return True
         if not self._part.merges or self.slots == 1:
             return False
+        if self._opening.topics is None:
+            return True
         if self._apart is None:
             self._apart = are_apart(self._part, self._options.broker, self._opening.topics)
         return self._apart
@@ -310,6 +314,8 @@ class Batches:
 
     def check_source(self) -> None:
         """Raise if a source was replaced by another topic of that name, which explains why reading failed."""
+        if self._opening.topics is None:
+            return
         with suppress(BrokerError):
             for topic, topic_id in self._opening.topic_ids.items():
                 check_source(self._opening.topics, self._flow, topic, topic_id)
@@ -339,12 +345,14 @@ class Batches:
         known = dict(self._run.manifest.incarnations) if self._run.manifest else {}
         ends = ask_ends(self._opening.topics, known)
         run, opening = self._run, self._opening
+        unknown = {topic: one for topic, one in run.topic_ids.items() if one == NO_ID}
         progress = RunProgress(
             ref=run.ref,
             run=self._id,
             epoch=run.epoch,
             batch=run.batch,
-            topic_ids={**run.topic_ids, **ids_of(ends), **opening.topic_ids},
+            topic_ids={**run.topic_ids, **ids_of(ends), **opening.topic_ids, **unknown},
+            unasked=run.unasked,
             incarnations=known,
             known=run.known,
             earlier=None if run.accept_definition else run.earlier,
@@ -367,9 +375,7 @@ class Batches:
             excluded=excluded,
             doubt=doubt,
             # Only of topics with the same number of partitions are the records of one key read by one task.
-            spread=self._spread
-            or len({self._watches[topic].partitions for topic in self._part.topics}) > 1
-            or self._are_apart(),
+            spread=self._spread or self._are_apart(),
             shared=frozenset(self._shared),
         )
-        return Job(self._part, self._options, progress, attempt)
+        return Job(self._part, self._options, progress, attempt, opening.archive)

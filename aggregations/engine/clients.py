@@ -76,16 +76,36 @@ def own_clients(settings: KafkaSettings, topics: Topics, stores: Mapping[str, St
         topics: Administrative access to its topics, for `topics_of`.
         stores: Open stores by URL, for `store_of`. They stay open.
     """
-    own: dict[Hashable, object] = {("store", url): store for url, store in stores.items()}
-    own["topics", name_of(settings)] = topics
+    own = of_own(settings, topics, stores)
     before = _own.set(own)
     try:
         yield
     finally:
         _own.reset(before)
-        for client in own.values():
-            if isinstance(client, AcknowledgedProducer):
-                client.close()
+        close_own(own)
+
+
+OwnClients = dict[Hashable, object]
+"""What `once` made for one run."""
+
+
+def of_own(settings: KafkaSettings, topics: Topics, stores: Mapping[str, StateStore]) -> OwnClients:
+    """Clients for one run; see `own_clients`."""
+    own: OwnClients = {("store", url): store for url, store in stores.items()}
+    own["topics", name_of(settings)] = topics
+    return own
+
+
+def use_own(own: OwnClients) -> None:
+    """Use these clients in the current context, until the context ends."""
+    _own.set(own)
+
+
+def close_own(own: OwnClients) -> None:
+    """Close what they have opened."""
+    for client in own.values():
+        if isinstance(client, AcknowledgedProducer):
+            client.close()
 
 
 def _close_unused() -> bool:

@@ -23,7 +23,7 @@ from aggregations.report import Report
 from aggregations.run.closing import IdlePartitions
 from aggregations.run.holding import holders
 from aggregations.run.run import Run
-from aggregations.run.turns import Turns, batch_to_repeat
+from aggregations.run.turns import Turns, batch_to_repeat, check_turn
 from envelope import TopicPartition
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
@@ -77,7 +77,7 @@ class Engine:
         max_age, journal = options.metadata_max_age, options.journal
         self._watches = {plan.topic: PartitionWatch(opening, plan, max_age) for plan in opening.plans}
         self._journal = None
-        if journal is not None:
+        if journal is not None and opening.topics is not None:
             most_bytes = opening.topics.max_message_bytes([journal])[journal]
             self._journal = Journal(options.broker, journal, options.journal_share, most_bytes=most_bytes)
         self._offsets = GroupOffsets(options.group, opening.topics, opening.run)
@@ -91,12 +91,16 @@ class Engine:
             stop=stop,
             journal=self._journal,
         )
-        self._sources = [Source(opening.topics, topic, widens=not flow.keeps_order) for topic in opening.run.sources]
+        topics = opening.topics
+        names = opening.run.sources if topics is not None else ()
+        self._sources = [Source(topics, name, widens=not flow.keeps_order) for name in names if topics is not None]
         self._turns = Turns(opening.run)
         self._topic_ids = opening.topic_ids
         limits = {name: topic.skew_seconds for name, topic in flow.topics.items()}
         self._skews = {name: seconds for name, seconds in limits.items() if seconds is not None}
         self._stop = stop
+        self._began = time.monotonic()
+        self._looked_at_tables = False
         self._looked = 0.0
         self._warned = False
         self._idle_partitions = IdlePartitions({name: topic.idle_seconds for name, topic in flow.topics.items()})
@@ -120,25 +124,80 @@ class Engine:
         Returns:
             The counts of all batches.
         """
-        total = self.batches.total
+        total = self.total
         seconds = 0.0 if until_caught_up else max(trigger_seconds, _LEAST_SECONDS)
         try:
-            self.batches.leave(total.counts)  # what a crashed run left
+            self.begin()
             with self._cancelling():
                 self._loop(seconds, max_records, ends, until_caught_up=until_caught_up)
         except StoppedError:
-            return total.counts  # it may have persisted a part, which the next run must not treat as proven
+            return total  # it may have persisted a part, which the next run must not treat as proven
         except SparkEndedError:
             if self._stop.is_set():  # the signal that stopped the run ended its JVM as well
-                return total.counts
+                return total
             raise
         finally:
-            if self._journal is not None:
-                self._journal.close()
+            self.close()
+        self.finish()
+        return total
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run was stopped."""
+        return self._stop.is_set()
+
+    @property
+    def total(self) -> Report:
+        """The counts of all batches so far."""
+        return self.batches.total.counts
+
+    def begin(self) -> None:
+        """Complete what a crashed run left."""
+        self.batches.leave(self.total)
+        self._began = time.monotonic()
+
+    def finish(self) -> None:
+        """End the run cleanly, between two batches."""
         if not self._offsets.written_at:
             self._offsets.write_reached()
         finish(self.run)
-        return total.counts
+
+    def cancel(self) -> None:
+        """Cancel the batch under way, from another thread."""
+        self.batches.cancel()
+
+    def close(self) -> None:
+        """Release what the engine has opened."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def look(self) -> list[Range]:
+        """All that there is to read from Kafka now. If that is nothing, do what is due between batches."""
+        backlog = self._backlog()
+        if not self._looked_at_tables:
+            self._looked_at_tables = True
+            self._turns.begin({one.place: one.end for one in backlog})
+        if not backlog:
+            self._note_idle(backlog)
+            self._idle(self._began)
+        return backlog
+
+    def left(self, ends: Mapping[TopicPartition, int]) -> list[Range]:
+        """What there is to read from Kafka before these ends."""
+        return before(self._backlog(), ends)
+
+    def plan(self, backlog: list[Range], most: int) -> list[Range]:
+        """What of a backlog is read next, at most so many records; 0 for no limit."""
+        return self._next(backlog, most)
+
+    def widened(self) -> bool:
+        """Begin to read partitions that waited for others; return whether there are any."""
+        return bool([one for one in self._watches.values() if one.widened()])
+
+    def widen(self, topic: str) -> bool:
+        """Begin to read partitions that were added to a topic; return whether the order of keys allows it."""
+        watch = self._watches[topic]
+        return bool(watch.widened() or watch.widened())
 
     def _loop(
         self,
@@ -165,13 +224,31 @@ class Engine:
             if ranges := self._next(backlog, max_records):
                 self._commit(ranges)
             elif until_caught_up:
-                if not [one for one in self._watches.values() if one.widened()]:
+                if not self.widened():
                     return
                 goal = ends
             else:
                 self._idle(began)
             if ranges == backlog:  # otherwise a whole batch is left
                 self._stop.wait(max(begin + trigger_seconds - time.monotonic(), 0.0))
+
+    def commit_all(self, left: Callable[[], list[Range]], max_records: int) -> None:
+        """Commit batch after batch until nothing is left, or the run is stopped.
+
+        Args:
+            left: Returns the ranges that are still to be folded.
+            max_records: Maximum number of records of one batch; 0 for no limit.
+
+        Raises:
+            RunRefusedError: Nothing that is left may be folded next, because a batch of another part of the flow is
+                unfinished.
+        """
+        while not self._stop.is_set() and (backlog := left()):
+            self._note_idle(backlog)
+            ranges = self._next(backlog, max_records)
+            if not ranges:
+                check_turn(self.run, self.flow.part_of(backlog[0].topic))
+            self._commit(ranges)
 
     def _next(self, backlog: list[Range], max_records: int) -> list[Range]:
         """The ranges of the next batch."""
@@ -224,8 +301,12 @@ class Engine:
 
     def _note_idle(self, backlog: Sequence[Range]) -> None:
         """Note the partitions that the next batch's closing watermark does not wait for."""
-        all_of_them = [TopicPartition(one.topic, partition) for one in self._sources for partition in one.positions]
         unread = {one.place for one in backlog}
+        all_of_them = {
+            *unread,
+            *(place for place in self.run.start if place.topic in self.run.sources),
+            *(TopicPartition(one.topic, partition) for one in self._sources for partition in one.positions),
+        }
         self.batches.idle = self._idle_partitions.look(all_of_them, unread, time.monotonic())
         self._warn(unread)
 
@@ -247,7 +328,8 @@ class Engine:
 
     def _commit(self, ranges: Sequence[Range]) -> None:
         """Commit a batch; its end offsets become the group's."""
-        named = {
+        named = {place: offset for place, offset in self.run.start.items() if place.topic in self.run.sources}
+        named |= {
             TopicPartition(source.topic, partition): offset
             for source in self._sources
             for partition, offset in source.positions.items()

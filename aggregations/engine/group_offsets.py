@@ -24,14 +24,14 @@ class GroupOffsets:
 
     Args:
         group: Name of the group; None if nothing is written.
-        topics: Administrative access to topics.
+        topics: Administrative access to topics; None without access to the broker: nothing is written.
         run: The run.
 
     Attributes:
         written_at: Monotonic time of the last write in seconds; 0 when this run has not written any yet.
     """
 
-    def __init__(self, group: str | None, topics: Topics, run: Run) -> None:
+    def __init__(self, group: str | None, topics: Topics | None, run: Run) -> None:
         self._group = group
         self._topics = topics
         self._run = run
@@ -39,11 +39,11 @@ class GroupOffsets:
 
     def write(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Write next offsets by topic and partition."""
-        if (group := self._group) is None:
+        if (group := self._group) is None or (topics := self._topics) is None:
             return
         self.written_at = time.monotonic()
         try:
-            effect(CommitStep.OFFSETS, lambda: self._write(group, offsets))
+            effect(CommitStep.OFFSETS, lambda: self._write(topics, group, offsets))
         except (BrokerError, StoreError) as error:
             _LOG.warning("consumer group offsets of %s: %s", self._group, error)
 
@@ -62,10 +62,10 @@ class GroupOffsets:
                 check_newest(self._run)
             self.write_reached()
 
-    def _write(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    def _write(self, topics: Topics, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         # The epoch is checked right before the write: a run that was frozen since its batch would set a newer run's
         # offsets back.
         if self._run.superseded():
             _LOG.warning("consumer group offsets of %s are left to the newer run", group)
             return
-        self._topics.alter_group_offsets(group, offsets)
+        topics.alter_group_offsets(group, offsets)

@@ -3,7 +3,7 @@
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aggregations.definition.flow import Flow, Stage
 from aggregations.definition.operators import publishes
@@ -26,6 +26,9 @@ from envelope import Node, Reason
 from envelope.raised import Raised
 from persistence.marks import KnownMarks, Marks
 from persistence.protocol import FlowRef, Stored
+
+if TYPE_CHECKING:
+    from aggregations.engine.archive import Archive
 
 RecordAtStage = tuple[int, str, int, int]
 """(stage index, topic, partition, offset): a record at a stage."""
@@ -66,6 +69,7 @@ class RunProgress:
         times: Latest event time read, by topic and partition; empty in a flow without windows.
         removed: Due time up to which states have left the store, by stage, in seconds since 1970.
         closed: Time up to which elements are too late, by stage: see `aggregations.run.final.FinalSnapshots.closed`.
+        unasked: Root topics that are not known have no id; see `Manifest.unasked`.
     """
 
     ref: FlowRef
@@ -82,6 +86,7 @@ class RunProgress:
     times: Times = field(default_factory=dict)
     removed: Mapping[str, int] = field(default_factory=dict)
     closed: Mapping[str, int] = field(default_factory=dict)
+    unasked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +134,14 @@ class Job:
         options: Options of the run, bound.
         progress: What the run knows when the batch begins.
         attempt: This attempt at the batch.
+        archive: The archive that is read before Kafka; None for none.
     """
 
     flow: Flow[Any]
     options: RunOptions
     progress: RunProgress
     attempt: Attempt = Attempt()
+    archive: "Archive | None" = None
 
     @property
     def folds_while_reading(self) -> bool:

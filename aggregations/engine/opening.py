@@ -3,22 +3,27 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from aggregations.definition.flow import Flow
+from aggregations.engine.archive import Archive
+from aggregations.engine.archived import archived, gaps, topics_with_archive
 from aggregations.engine.options import RunOptions, outputs_of
+from aggregations.engine.ranges import Range
 from aggregations.engine.retry import StoppedError, may_pass
 from aggregations.run.begin import begin, look
 from aggregations.run.consistency import check_durability
+from aggregations.run.incarnations import NO_ID
 from aggregations.run.plan import Broker, Plan, plan
-from aggregations.run.risks import refuse
+from aggregations.run.risks import Risk, refuse
 from aggregations.run.run import Run
 from aggregations.run.start import EARLIEST, offsets, start_of
-from aggregations.run.turns import forget_beyond
+from aggregations.run.turns import forget_beyond, unfinished
+from envelope import TopicPartition
 from persistence.compaction import compaction
 from persistence.findings import Finding
 from persistence.kafka import Topics
@@ -39,19 +44,28 @@ class Opening:
     """A run that passed all checks.
 
     Attributes:
-        topics: Administrative access to topics.
+        topics: Administrative access to topics; None without access to the broker.
         run: The run, which holds the epoch.
         plans: Where each partition starts, for each source.
+        archive: The archive that is read before Kafka; None for none.
     """
 
-    topics: Topics
+    topics: Topics | None
     run: Run
     plans: Sequence[Plan]
+    archive: Archive | None = None
+
+    @property
+    def broker(self) -> Topics:
+        """Administrative access to topics, of a run that has it."""
+        assert self.topics is not None
+        return self.topics
 
     @property
     def topic_ids(self) -> dict[str, str]:
         """The sources' current topic ids."""
-        return {one.topic: one.topic_id for one in self.plans}
+        known = {one.topic: one.topic_id for one in self.plans}
+        return known or {topic: self.run.topic_ids.get(topic, NO_ID) for topic in self.run.sources}
 
 
 def _answer(ask: Callable[[], T], stop: threading.Event) -> T:
@@ -77,6 +91,8 @@ def open_run(
     *,
     planned: Callable[[Plan], None] | None = None,
     only_looks: bool = False,
+    reads: bool = True,
+    ends: Mapping[TopicPartition, int] | None = None,
     stop: threading.Event | None = None,
 ) -> Opening:
     """Acquire an epoch, read the manifests, compare them with the broker, decide where to start, and note it.
@@ -86,6 +102,9 @@ def open_run(
         options: Options bound to it.
         planned: Called once for each source with its plan: where each partition starts.
         only_looks: Acquire no epoch and write nothing; all checks that could refuse the run are still made.
+        ends: Where the run stops in each partition, for the check of an archive; None for no end, or that of the rebuild.
+        reads: The run reads the topics itself, so that a partition that was never read begins where its log does. Otherwise
+            it begins at offset 0: something else may deliver what the log no longer has.
         stop: Servers that do not answer are asked again, for `WAIT_SECONDS` or until this is set; None to ask once, as a
             rebuild does in any case. The wait ends before an epoch is acquired: a start that waits fences nobody.
 
@@ -95,8 +114,10 @@ def open_run(
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer, or refuses a request.
     """
+    if options.kafka is None:
+        return _without_broker(flow, options, stop=stop)
     stores, accept, journal, rebuilding = options.urls, options.accept, options.journal, options.rebuilding
-    sources, topics = list(flow.topics), Topics(options.broker)
+    sources, topics = list(flow.topics), topics_with_archive(options, flow)
     written = [*outputs_of(flow), *filter(None, (options.dead_letters, journal))] if options.sends else []
     streams = list(flow.parts[-1].topics)  # of a table, compaction keeps what is needed
 
@@ -132,7 +153,7 @@ def open_run(
         for source in sources:
             broker = Broker(
                 source,
-                facts[source].topic_id,
+                NO_ID if run.unasked and run.topic_ids.get(source, NO_ID) == NO_ID else facts[source].topic_id,
                 {partition: (one.low, one.high) for (name, partition), one in marks.items() if name == source},
                 {partition: offset for (name, partition), offset in committed.items() if name == source},
                 time.time_ns() // 1_000_000,
@@ -147,13 +168,62 @@ def open_run(
             plans.append(decided)
             if planned is not None:
                 planned(decided)
-        refuse([finding for one in plans for finding in one.findings], accept)
-        ends = {place: one.high for place, one in marks.items()}
+        # What the log no longer has may still be delivered; what is not is noticed then.
+        left = [one for made in plans for one in made.findings if reads or one.risk != Risk.LOST_RECORDS]
+        refuse(left, accept)
+        ends = rebuilding.until if ends is None and rebuilding is not None else ends
+        read = [
+            Range(partition, first, marks[place].high if ends is None else ends.get(place, 0), place.topic)
+            for one in plans
+            for partition, first in one.starts.items()
+            for place in [TopicPartition(one.topic, partition)]
+        ]
+        refuse(gaps(flow.name, archived(topics), read), accept)
+        highs = {place: one.high for place, one in marks.items()}
         # A rebuild that crashed read no further than the live generation was, which has not gone back since.
-        run.doubted(ends if rebuilding is None else {**rebuilding.until})
+        run.doubted(highs if rebuilding is None else {**rebuilding.until})
         if not only_looks:
             for one in plans:
-                run.start_at(one.topic, one.topic_id, one.starts, one.growth, one.starting_offsets)
-            forget_beyond(run, ends)
+                run.start_at(
+                    one.topic,
+                    one.topic_id,
+                    one.starts if reads else _delivered_from(run, one),
+                    one.growth,
+                    one.starting_offsets,
+                )
+            forget_beyond(run, highs)
         stack.pop_all()
-        return Opening(topics, run, plans)
+        return Opening(topics, run, plans, archived(topics))
+
+
+def _delivered_from(run: Run, plan: Plan) -> dict[int, int]:
+    """The positions of a topic that something else reads: those of the manifest, and 0 for partitions that nobody has read."""
+    before = run.manifest
+    again = before is not None and before.topic_ids.get(plan.topic, plan.topic_id) != plan.topic_id
+    known = {} if again else run.positions(plan.topic)
+    return {one.partition: known.get(one.partition, 0) for one in plan.partitions}
+
+
+def _without_broker(flow: Flow[Any], options: RunOptions, *, stop: threading.Event | None) -> Opening:
+    """A run whose records something else reads, and which knows of them only what its stores and its batches say."""
+
+    def ask() -> list[list[Finding]]:
+        return [*map(preflight, dict.fromkeys(options.urls.values()))]
+
+    for found in ask() if stop is None else _answer(ask, stop):
+        refuse(found, options.accept)
+        for finding in found:
+            _LOG.warning("%s", finding)
+    run = begin(flow, options.urls, generation=options.generation, accept=options.accept, notes=True)
+    with ExitStack() as stack:
+        stack.callback(run.close)
+        refuse(check_durability([(name, one.capabilities) for name, one in run.distinct_stores()]), options.accept)
+        begun = {
+            TopicPartition(topic, number): end for topic, its in unfinished(run).items() for number, end in its.items()
+        }
+        run.crashed = run.crashed and bool(begun)
+        run.doubted(begun)
+        if run.manifest is None:
+            run.note(run.changed())
+        stack.pop_all()
+    return Opening(None, run, ())

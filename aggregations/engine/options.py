@@ -17,6 +17,8 @@ from persistence.growth import METADATA_MAX_AGE_SECONDS
 from persistence.kafka import KafkaSettings
 from persistence.manifest import Rebuilt
 
+PARQUET: Final = "parquet:"
+"""What the location of an archive begins with, before its path."""
 MAX_RECORDS: Final = 1_000_000
 """Maximum number of records of one batch: without it the first batch of a flow would be the whole topic."""
 
@@ -42,7 +44,8 @@ class RunOptions:
     """Where a flow reads, writes and keeps its states, and how its batches are made. Plain data, which can be pickled.
 
     Attributes:
-        kafka: Settings of the Kafka cluster with the sources, outputs and dead letters. Every runner needs it.
+        kafka: Settings of the Kafka cluster with the sources, outputs and dead letters. Only an aggregator that writes to no
+            topic may do without.
         stores: URL of the store by stage name, as for `bind`; or one URL, for the stages whose definitions name none.
         dead_letters: Dead-letter topic. Without one the first record that cannot be used ends the run.
         journal: Topic that gets an entry for each batch, for `headwater explain`; None for none.
@@ -52,13 +55,16 @@ class RunOptions:
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
         start: Where a flow begins to read a topic that it has never read: `earliest`, `latest`, an aware `datetime`
             (the first records at or after it, by their timestamps), or the offset of every partition; with several
-            sources also a mapping of topics to these. The stores keep it. A flow that has begun continues from its
+            sources also a mapping of topics to these. In a stream of rows (`Aggregator`) `earliest`, or `delivered`: at
+            the first record that is delivered. The stores keep it. A flow that has begun continues from its
             stores.
         until_caught_up: Stop at the current ends of the partitions.
         trigger_seconds: Persist interval: at most one batch in this time, in seconds.
         max_records: Maximum number of records of one batch; 0 for no limit.
         metadata_max_age: Seconds for which producers of the source topic may not know of added partitions: the
             largest `metadata.max.age.ms` of all producers.
+        history: An archive of the sources, from which is read what Kafka no longer has: `parquet:PATH`, a file, a directory
+            or a glob, with the columns of Spark's Kafka source; None for none.
         rebuilding: The run rebuilds a generation for `jobs.replay`; None for any other run.
         sends: Outputs and dead letters are sent, and the group's offsets are written. Otherwise outputs and dead letters
             are only counted; a rebuild, which sends nothing, holds some of them.
@@ -77,6 +83,7 @@ class RunOptions:
     trigger_seconds: float = 1.0
     max_records: int = MAX_RECORDS
     metadata_max_age: float = METADATA_MAX_AGE_SECONDS
+    history: str | None = None
     rebuilding: Rebuilding | None = None
     sends: bool = True
 
@@ -92,6 +99,20 @@ class RunOptions:
         return self.kafka
 
     @property
+    def archive(self) -> str | None:
+        """Location of the archive; None if there is none.
+
+        Raises:
+            FlowError: It is not a location.
+        """
+        if self.history is not None and (self.history == PARQUET or not str(self.history).startswith(PARQUET)):
+            raise FlowError(
+                f"history={self.history!r}: write parquet:PATH, the path of a Parquet file, of a directory of such files, or a "
+                "glob (--history)"
+            )
+        return self.history
+
+    @property
     def urls(self) -> Mapping[str, str]:
         """URL of the store by stage name; only of bound options."""
         assert not isinstance(self.stores, str), "options have to be bound to a flow"
@@ -101,13 +122,13 @@ class RunOptions:
         """The options for one flow: every stage has a store, the start is checked, and the group has its name.
 
         Raises:
-            FlowError: A stage has no store, `stores` names a stage that does not exist, the start is invalid, or an
-                option has the wrong type.
+            FlowError: A stage has no store, `stores` names a stage that does not exist, the start or the history is
+                invalid, or an option has the wrong type.
         """
         urls = bind(flow, {}, self.stores) if isinstance(self.stores, str) else bind(flow, self.stores)
         sends = self.sends and self.rebuilding is None
         bound = replace(self, stores=urls, sends=sends, group=(self.group or flow.name) if sends else None)
-        if self.kafka is not None:
+        if self.archive is not None or self.kafka is not None:
             _ = self.broker
         return replace(bound, start=checked_starts(self.start, flow.topics))
 

@@ -35,7 +35,7 @@ class PartitionWatch:
     """
 
     def __init__(self, opening: Opening, plan: Plan, metadata_max_age: float) -> None:
-        self._topics = opening.topics
+        self._topics = opening.broker
         self._run = opening.run
         self.topic = plan.topic
         self._topic_id = plan.topic_id

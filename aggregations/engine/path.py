@@ -47,8 +47,9 @@ class Work:
     @cached_property
     def roots(self) -> RootTopics:
         """Which roots can exist, and current topic ids."""
-        attempt, topic_ids = self.job.attempt, self.job.progress.topic_ids
-        return RootTopics(attempt.ends, attempt.asked, topic_ids, self.job.options.broker)
+        attempt, progress = self.job.attempt, self.job.progress
+        kafka = None if progress.unasked else self.job.options.kafka
+        return RootTopics(attempt.ends, attempt.asked, progress.topic_ids, kafka)
 
     @cached_property
     def incarnations(self) -> Incarnations:

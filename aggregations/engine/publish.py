@@ -15,6 +15,7 @@ from aggregations.errors import RunRefusedError
 from aggregations.per_message.dead_letters import RejectedRecord
 from aggregations.per_message.publishing import OutputMessage
 from aggregations.run.held_outputs import hold_outputs
+from envelope import TopicPartition as Place
 from envelope.deadletter import DeadLetterHeaders, Form, dead_letter_record
 from persistence.commit.faults import DEAD_LETTER, effect
 from persistence.commit.steps import CommitStep
@@ -40,7 +41,7 @@ def publish(work: Work) -> None:
     """
     dead, options = list(work.collector.dead.values()), work.job.options
     if options.sends:
-        effect(CommitStep.PUBLISH, lambda: produce_outputs(options.broker, work.outputs))
+        effect(CommitStep.PUBLISH, lambda: produce_outputs(options.kafka, work.outputs))
     elif options.rebuilding is not None and options.rebuilding.outputs:
         effect(CommitStep.PUBLISH, lambda: _hold(work.job, work.outputs))
     if dead and (options.sends or options.rebuilding is not None):
@@ -53,11 +54,11 @@ def publish(work: Work) -> None:
     work.collector.dead.clear()
 
 
-def produce_outputs(kafka: KafkaSettings, outputs: Sequence[OutputMessage]) -> None:
+def produce_outputs(kafka: KafkaSettings | None, outputs: Sequence[OutputMessage]) -> None:
     """Produce messages and return when all are acknowledged.
 
     Args:
-        kafka: Settings of the Kafka cluster.
+        kafka: Settings of the Kafka cluster; None only if there are no messages.
         outputs: The messages, in order.
 
     Raises:
@@ -65,6 +66,7 @@ def produce_outputs(kafka: KafkaSettings, outputs: Sequence[OutputMessage]) -> N
     """
     if not outputs:
         return
+    assert kafka is not None
     producer = producer_of(kafka)
     topics: dict[str, list[Message]] = {}  # the order within a partition matters, not that among topics
     for output in outputs:
@@ -148,13 +150,17 @@ def fetch_records(job: Job, places: Iterable[tuple[str, int, int]]) -> Iterator[
     Raises:
         BrokerUnavailable: The broker does not return them.
     """
-    wanted: dict[tuple[str, int], set[int]] = {}
+    wanted: dict[Place, set[int]] = {}
     for topic, partition, offset in places:
-        wanted.setdefault((topic, partition), set()).add(offset)
+        wanted.setdefault(Place(topic, partition), set()).add(offset)
     consumer = Consumer(job.options.broker.client(group_id=f"headwater-{job.flow.name}-dead-letters") | NEEDED)
     try:
-        for (topic, partition), offsets in wanted.items():
-            yield from _read(consumer, topic, partition, offsets)
+        for place, offsets in wanted.items():
+            border = 0 if job.archive is None else job.archive.until.get(place, 0)
+            archived = {offset for offset in offsets if offset < border}
+            if job.archive is not None and archived:
+                yield from job.archive.chosen(place, archived)
+            yield from _read(consumer, *place, offsets - archived)
     finally:
         consumer.close()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from aggregations.definition.flow import Flow
 from aggregations.engine.clients import topics_of
+from aggregations.run.incarnations import NO_ID
 from aggregations.run.plan import recreated
 from aggregations.run.risks import refuse
 from envelope import Node
@@ -19,13 +20,15 @@ EndsByIncarnation = dict[tuple[str, str, int], int]
 """(topic, topic id, partition) to the offset that the next record will get."""
 
 
-def ask_ends(topics: Topics, names: Iterable[str]) -> EndsByIncarnation:
-    """Ends of the root topics that can be queried.
+def ask_ends(topics: Topics | None, names: Iterable[str]) -> EndsByIncarnation:
+    """Ends of the root topics that can be queried; none without access to the broker.
 
     Raises:
         BrokerUnavailable: No broker answers.
     """
     ends: EndsByIncarnation = {}
+    if topics is None:
+        return ends
     for name in names:
         try:
             topic_id = topics.topic_ids([name])[name]
@@ -50,6 +53,8 @@ def check_source(topics: Topics, flow: Flow[Any], name: str, known: str) -> None
         RunRefusedError: It was created again. No risk that was accepted at the start covers this.
         BrokerError: It cannot be queried.
     """
+    if known == NO_ID:
+        return
     now = topics.topic_ids([name])[name]
     if now != known:
         refuse([recreated(flow.name, name, known, now)], ())
@@ -67,7 +72,7 @@ class RootTopics:
         ends: Mapping[tuple[str, str, int], int],
         asked: Iterable[str],
         topic_ids: Mapping[str, str],
-        kafka: KafkaSettings,
+        kafka: KafkaSettings | None,
     ) -> None:
         self._ends = dict(ends)
         self._asked = set(asked)
@@ -91,6 +96,9 @@ class RootTopics:
     def _ask(self, topic: str) -> None:
         if topic not in self._asked:
             self._asked.add(topic)
+            if self._kafka is None:
+                self._known.setdefault(topic, NO_ID)
+                return
             found = ask_ends(topics_of(self._kafka), [topic])
             self._ends |= found
             self._known |= ids_of(found)

@@ -6,6 +6,7 @@ All stages are folded before anything is published. What follows is in the order
 import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -93,7 +94,7 @@ class LocalExecutor:
         work = Work(job)
         every = Slot(0, tuple(one for slot in job.attempt.tasks for one in slot.ranges))
         path, ranges = self._path_of(every.ranges), every.by_topic()
-        arrivals = path.read(work, self._chunks(job.flow, ranges, compiled=path is self._columnar))
+        arrivals = path.read(work, self._chunks(job, ranges, compiled=path is self._columnar))
         # Only after all rows were read: if a topic still is the driver's topic, the rows belong to it.
         for topic in ranges:
             check_source(topics_of(self._kafka), job.flow, topic, job.progress.topic_ids[topic])
@@ -136,11 +137,14 @@ class LocalExecutor:
             self._columnar = _load()
         return self._columnar
 
-    def _chunks(self, flow: Flow[Any], ranges: Mapping[str, Sequence[Range]], *, compiled: bool) -> Iterator[pa.Table]:
+    def _chunks(self, job: Job, ranges: Mapping[str, Sequence[Range]], *, compiled: bool) -> Iterator[pa.Table]:
         """The records of each topic. Each topic has a consumer: the others fetch ahead."""
         for topic, its in ranges.items():
-            fetcher = self._fetcher_of(flow, topic, compiled=compiled)
-            yield from fetcher.read(its, stays=True, stopped=self._cancelled.is_set)
+            fetcher = self._fetcher_of(job.flow, topic, compiled=compiled)
+            fetch = partial(fetcher.read, stays=True, stopped=self._cancelled.is_set)
+            for table in fetch(its) if job.archive is None else job.archive.read(its, fetch):
+                self._check()
+                yield table
 
     def _fetcher_of(self, flow: Flow[Any], topic: str, *, compiled: bool) -> Fetcher:
         if topic not in self._fetchers:

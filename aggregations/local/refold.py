@@ -44,11 +44,11 @@ def fold_range(
     Raises:
         BrokerError: Kafka does not answer, or refuses a request.
         StoreError: A store does not answer, or refuses a request.
-        RunRefusedError: A source is compacted and the risk is not accepted, or the range is not in the log.
+        RunRefusedError: A source is compacted and the risk is not accepted, or the range is not in the log and the archive.
     """
     accept = [*options.accept, Risk.NOT_DURABLE]
     options = replace(options, dead_letters=None, journal=None, group=None, accept=accept, sends=False)
-    opening, report = open_run(flow, options), Report()
+    opening, report = open_run(flow, options, ends=ends), Report()
     with closing(opening.run), local_execution(flow, opening, options.broker) as executor:
         engine = Engine(flow, opening, executor, options, progress=progress, stop=threading.Event())
         for turn in (*turns, ends):

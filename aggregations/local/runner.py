@@ -7,9 +7,10 @@ from typing import Any
 
 from aggregations.definition.flow import Flow
 from aggregations.engine.clients import own_clients
-from aggregations.engine.opening import Opening
+from aggregations.engine.engine import Engine
+from aggregations.engine.opening import Opening, open_run
 from aggregations.engine.options import RunOptions
-from aggregations.engine.running import run_on
+from aggregations.engine.retry import StoppedError
 from aggregations.local.executor import LocalExecutor
 from aggregations.report import Report
 from aggregations.run.plan import Plan
@@ -49,19 +50,23 @@ def run_local(
         FlowError: The flow or its options cannot work.
     """
     options = options.checked(flow)
-    kafka = options.broker
-    return run_on(
-        lambda opening, _stop: local_execution(flow, opening, kafka),
-        *(flow, options),
-        progress=progress,
-        planned=planned,
-        stop=stop,
-    )
+    kafka, stop = options.broker, stop or threading.Event()
+    try:
+        opening = open_run(flow, options, planned=planned, stop=stop)
+    except StoppedError:  # while a server did not answer
+        return Report()
+    with closing(opening.run), local_execution(flow, opening, kafka) as executor:
+        return Engine(flow, opening, executor, options, progress=progress, stop=stop).stream(
+            until_caught_up=options.until_caught_up,
+            trigger_seconds=options.trigger_seconds,
+            max_records=options.max_records,
+            ends=None if options.rebuilding is None else options.rebuilding.until,
+        )
 
 
 @contextmanager
 def local_execution(flow: Flow[Any], opening: Opening, kafka: KafkaSettings) -> Iterator[LocalExecutor]:
     """The executor of a run in this process, with consumers and a producer of its own; they are closed after the block."""
     opened = {opening.run.urls[name]: store for name, store in opening.run.stores.items()}
-    with own_clients(kafka, opening.topics, opened), closing(LocalExecutor(flow, kafka)) as executor:
+    with own_clients(kafka, opening.broker, opened), closing(LocalExecutor(flow, kafka)) as executor:
         yield executor

@@ -9,6 +9,7 @@ import msgspec
 
 from aggregations.definition.flow import Flow, Stage
 from aggregations.definition.stages import continues
+from aggregations.errors import RunRefusedError
 from aggregations.run.border import check_whole
 from aggregations.run.common import common
 from aggregations.run.consistency import check_marks, check_stores, check_turns, lost_manifests
@@ -33,6 +34,7 @@ def begin(
     accept: Sequence[str] = (),
     clock: Callable[[], float] = time.time,
     rebuilt: Rebuilt | None = None,
+    notes: bool = False,
 ) -> Run:
     """Begin a run: acquire an epoch, fence every older run, then read the progress of each store.
 
@@ -45,10 +47,11 @@ def begin(
         accept: Names of accepted risks; see `aggregations.run.risks.Risk`.
         clock: Returns the time in seconds since 1970.
         rebuilt: The run is that of a rebuild, with this note; None for any other run.
+        notes: Note every batch before it is folded, because the broker cannot say later what this run may have read.
 
     Raises:
         RunRefusedError: The stores are inconsistent with each other or the flow, and the risk is not accepted. Or the
-            generation is not live.
+            generation is not live. Or batches are to be noted, and an earlier run crashed that did not note them.
         Fenced: A newer run has begun meanwhile.
     """
     with opened(flow, urls, generation, accept_definition=Risk.DEFINITION in accept) as run:
@@ -56,6 +59,7 @@ def begin(
         run.accept_disorder = Risk.GROWN_UNDRAINED in accept
         run.accept_eviction = Risk.GROWTH_FULL in accept
         run.rebuilt = rebuilt
+        run.notes = notes
         check_live(run, rebuilds=rebuilt is not None)
         run.manifests = [(name, store.load_manifest(run.ref)) for name, store in run.distinct_stores()]
         check_whole(run.ref, run.manifests)  # before the epoch, which would fence a restore that is at work
@@ -63,8 +67,13 @@ def begin(
         check_live(run, rebuilds=rebuilt is not None)
         settle_pointer(run)
         _read(run, accept)
-        _note_stages(run)
         found = [manifest for _, manifest in run.manifests if manifest is not None]
+        if notes and any(one.begun and not (one.clean or one.noted) for one in found):
+            raise RunRefusedError(
+                f"flow {flow.name}: an earlier run with access to the broker did not end cleanly, and only the broker can say "
+                "which records it may have folded. Give the Kafka settings (kafka=) to one run"
+            )
+        _note_stages(run)
         run.crashed = not all(manifest.clean for manifest in found)
         if any(manifest.clean for manifest in found):
             run.advanced(run.changed())  # from here on the manifest does not count as clean
@@ -120,12 +129,14 @@ def _read(run: Run, accept: Sequence[str]) -> None:
         (manifest.times for _, manifest in run.manifests if manifest), key=lambda times: times[-1:], default=()
     )
     run.rebuilt = next((one.rebuilt for _, one in run.manifests if one and one.rebuilt), run.rebuilt)
+    run.unasked = run.notes or any(one.unasked for _, one in run.manifests if one)
     run.given_up = max((one.given_up for _, one in run.manifests if one), key=len, default=())
     check_whole(run.ref, run.manifests)
     refuse(_findings(run), accept)
     for stage in _redefined(run):
         check_states(stage, run.stage_ref(stage), run.stores[stage.name])
-    run.advanced(common([one for _, one in run.manifests], run.ref, finishes=run.flow.notes_batches))
+    noted = all(one.noted for _, one in run.manifests if one)
+    run.advanced(common([one for _, one in run.manifests], run.ref, finishes=run.flow.notes_batches or noted))
     growing = run.manifest.growth if run.manifest else {}
     run.growths = {topic: growing[topic] for topic in run.sources if topic in growing}
 
@@ -188,4 +199,4 @@ def _note_stages(run: Run) -> None:
 
 def _stages(manifest: Manifest) -> tuple[object, ...]:
     """The stages in a manifest: those of the flow, in order, those of its store, and earlier definitions."""
-    return list(manifest.definitions.items()), manifest.kept, manifest.earlier
+    return list(manifest.definitions.items()), manifest.kept, manifest.earlier, manifest.noted, manifest.unasked

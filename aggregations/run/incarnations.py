@@ -2,8 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from envelope import Verdict
+
+NO_ID: Final = "none"
+"""Id of a topic that was first folded without access to its broker. It stays that, or positions of one record would be in
+two lanes: the ids that brokers give have 22 characters."""
 
 
 @dataclass(slots=True)
@@ -26,7 +31,7 @@ class Incarnations:
     def verdict(self, topic: str, topic_id: str) -> Verdict | None:
         """Verdict for a root with this topic id; None for the current id, unless it is new and the topic had others."""
         current = self.current.get(topic)
-        if not topic_id or not current:
+        if not topic_id or not current or (current == NO_ID and topic_id != NO_ID):
             return None
         if topic_id != current:
             return Verdict.STALE_INCARNATION

@@ -16,6 +16,8 @@ class Risk(StrEnum):
 
     LOST_RECORDS = "lost-records"
     """Retention deleted records that the flow has not folded: they stay missing."""
+    GAP = "gap"
+    """A batch does not continue where the flow stands, or an archive lacks offsets: the records in between stay missing."""
     BEYOND_END = "beyond-end"
     """The log ends before the flow's offset: the flow resumes at the log's end."""
     TOPIC_RECREATED = "topic-recreated"

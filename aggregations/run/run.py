@@ -49,6 +49,8 @@ class Run:
         clock: Returns the time in seconds since 1970.
         rebuilt: Who rebuilt this generation; see `Manifest.rebuilt`.
         given_up: Batches that restores gave up; see `Manifest.given_up`.
+        notes: Note every batch before it is folded; see `Manifest.noted`.
+        unasked: See `Manifest.unasked`.
     """
 
     flow: Flow[Any]
@@ -72,6 +74,8 @@ class Run:
     clock: Callable[[], float] = time.time
     rebuilt: Rebuilt | None = None
     given_up: tuple[GivenUp, ...] = ()
+    notes: bool = False
+    unasked: bool = False
     _former: dict[str, Manifest] = field(default_factory=dict)
     """By topic that was created again: the manifest of the former one, until a batch of the new one is folded."""
 
@@ -262,7 +266,8 @@ class Run:
         """A manifest as the store of that name gets it: with the flow's definitions and the stages that it keeps."""
         kept = tuple(stage for stage, home in self.homes().items() if home == name)
         own = {"definitions": self.flow.definitions, "earlier": self.earlier, "rebuilt": self.rebuilt}
-        return msgspec.structs.replace(manifest, kept=kept, given_up=self.given_up, **own)
+        seen = {"noted": self.notes, "unasked": self.unasked}
+        return msgspec.structs.replace(manifest, kept=kept, given_up=self.given_up, **own, **seen)
 
     def earlier_of(self, stage: Stage) -> Collection[str] | None:
         """Earlier definitions of a stage whose states are continued; None for any."""
@@ -321,6 +326,18 @@ class Run:
             incarnations=merge_incarnations(before.incarnations, {name: [one] for name, one in named.items()}),
         )
         self.save_everywhere(self.manifest)
+
+    def begin_at(self, place: TopicPartition, offset: int) -> None:
+        """Begin a partition that was never read at an offset; its first batch notes it."""
+        before = self.manifest or Manifest(self.epoch, 0, **self.ledger.fields())
+        topic, partition = place
+        positions = {**before.positions.get(topic, {}), partition: Progress(offset)}
+        given = {**before.starting_offsets.get(topic, {}), **({partition: offset} if offset else {})}
+        self.manifest = msgspec.structs.replace(
+            before,
+            positions={**before.positions, topic: positions},
+            starting_offsets={**before.starting_offsets, **({topic: given} if given else {})},
+        )
 
     def note_growth(self) -> None:
         """Note a new growth in the manifests before anything of its batch is persisted.

@@ -21,13 +21,13 @@ from persistence.manifest import unread
 
 
 def begin_batch(run: Run, ends: Mapping[TopicPartition, int]) -> None:
-    """Note the ends of a batch in every store before it is folded, if the flow needs that (`Flow.notes_batches`).
+    """Note the ends of a batch in every store before it is folded, if the flow (`Flow.notes_batches`) or the run needs it.
 
     Args:
         run: The run.
         ends: Next offset after the batch, for the partitions that it reads.
     """
-    if not run.flow.notes_batches:
+    if not (run.flow.notes_batches or run.notes):
         return
     found = unfinished(run)
     for (topic, partition), end in ends.items():

@@ -1,11 +1,11 @@
 """Runs a batch as Spark actions: the chain of tasks of `aggregations.spark.tasks`, and their results."""
 
 import uuid
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import RDD, SparkContext, StorageLevel
@@ -15,10 +15,13 @@ from aggregations.definition.flow import Flow
 from aggregations.engine.job import Job, TaskReport
 from aggregations.errors import FlowError, SparkEndedError, TasksLostError
 from aggregations.spark.blocks import Kind, Row, unpack
+from aggregations.spark.gather import Gathered
 from aggregations.spark.placement import Placement
-from aggregations.spark.tasks import Task, folding, outcome_of, persisting, publishing, reading
+from aggregations.spark.tasks import Task, folding, outcome_of, persisting, publishing, reading, reading_gathered
 from persistence.commit.order import Step, steps_of_tasks
 from persistence.commit.steps import CommitStep
+
+_GROUP: Final = "spark.jobGroup.id"
 
 
 class Action:
@@ -29,17 +32,20 @@ class Action:
         flow: The flow.
 
     Attributes:
+        spark: The context.
         routes: Number of tasks that a shuffle goes to.
         is_local: All tasks run on this machine, in one executor.
+        gathered: The records of the batch; None if tasks read them from Kafka.
     """
 
     def __init__(self, spark: SparkContext, flow: Flow[Any]) -> None:
         self._flow = flow
-        self._spark = spark
+        self.spark = spark
         self.is_local = str(spark.master).split("[")[0] == "local"
         self._placement = Placement(spark, is_local=self.is_local)
         self._group = str(uuid.uuid4())
         self.routes = spark.defaultParallelism
+        self.gathered: Gathered | None = None
 
     def execute(self, job: Job) -> tuple[TaskReport, list[Exception]]:
         """Fold and persist a batch in one action; in two where items of one record scatter.
@@ -50,10 +56,10 @@ class Action:
         Raises:
             SparkEndedError: Spark's JVM or its context ended.
         """
-        if self._spark._jsc is None:
+        if self.spark._jsc is None:
             raise SparkEndedError("Spark's context was stopped by another part of this program")
         try:
-            with self._directory() as directory:
+            with self._directory() as directory, self._grouped(job):
                 return self._execute(replace(job, attempt=replace(job.attempt, directory=directory)))
         except (Py4JError, PySparkException, ConnectionError, AttributeError) as error:
             # Errors of tasks arrive as blocks; errors that Spark raises concern workers, or Spark itself. PySpark has
@@ -67,10 +73,13 @@ class Action:
 
     def _execute(self, job: Job) -> tuple[TaskReport, list[Exception]]:
         stages = job.flow.stages
-        self._spark.setJobGroup(self._group, f"{self._flow.name}, batch {job.progress.batch}")
         tasks = len(job.attempt.tasks)
-        placed = self._placement.tasks([slot.number for slot in job.attempt.tasks])
-        chain = Chain(placed.mapPartitions(reading(job)), tasks, self.routes)
+        if self.gathered is None:
+            placed = self._placement.tasks([slot.number for slot in job.attempt.tasks])
+            rows = placed.mapPartitions(reading(job))
+        else:
+            rows = self.gathered.rows.mapPartitionsWithIndex(reading_gathered(job, self.gathered.delivered))
+        chain = Chain(rows, tasks, self.routes)
         for stage in stages[1:] if job.folds_while_reading else stages:
             chain = chain.then(folding(job, stage))
         steps = steps_of_tasks([stage.name for stage in stages])
@@ -88,6 +97,22 @@ class Action:
             with suppress(Py4JError, ConnectionError):  # the JVM may have ended
                 rows.unpersist()
 
+    @contextmanager
+    def _grouped(self, job: Job) -> Iterator[None]:
+        """Run Spark's jobs in the group of the query that this thread runs, so that its end cancels them; else in one."""
+        query = self.spark.getLocalProperty(_GROUP)
+        if query is not None:
+            self._group = query
+            yield
+            return
+        self.spark.setJobGroup(self._group, f"{self._flow.name}, batch {job.progress.batch}")
+        try:
+            yield
+        finally:
+            with suppress(Py4JError, ConnectionError, AttributeError):
+                for name in (_GROUP, "spark.job.description"):
+                    self.spark.setLocalProperty(name, None)  # type: ignore[arg-type]
+
     def _directory(self) -> AbstractContextManager[str]:
         """A directory for the rows of a batch; empty if tasks run elsewhere, or it cannot be made.
 
@@ -95,13 +120,13 @@ class Action:
         """
         with suppress(OSError):
             if self.is_local:
-                return TemporaryDirectory(prefix="batch-", dir=self._spark._temp_dir, ignore_cleanup_errors=True)
+                return TemporaryDirectory(prefix="batch-", dir=self.spark._temp_dir, ignore_cleanup_errors=True)
         return nullcontext("")
 
     def _ended(self) -> str:
         """How Spark ended; empty if it has not."""
         try:
-            stopped = self._spark._jsc.sc().isStopped()
+            stopped = self.spark._jsc.sc().isStopped()
         except (Py4JError, ConnectionError, AttributeError):  # without a JVM; stopped here meanwhile
             return "Spark's JVM ended. Check its memory (--conf spark.driver.memory=...)"
         return "Spark ended: its context was stopped. Spark's log says why" if stopped else ""
@@ -109,8 +134,8 @@ class Action:
     def cancel(self) -> None:
         """Cancel what is being executed, from another thread; its tasks are lost."""
         with suppress(Py4JError, ConnectionError):  # the JVM may have ended already
-            if self._spark._jsc is not None:
-                self._spark.cancelJobGroup(self._group)
+            if self.spark._jsc is not None:
+                self.spark.cancelJobGroup(self._group)
 
 
 class Chain(NamedTuple):

@@ -1,22 +1,34 @@
-"""Runs a flow on Spark."""
+"""Runs a flow on Spark: as a query of Spark's whose source is `headwater`, and whose batches an aggregator folds."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from aggregations.definition.flow import Flow
-from aggregations.engine.clients import own_clients
-from aggregations.engine.opening import Opening
 from aggregations.engine.options import RunOptions
-from aggregations.engine.running import run_on
+from aggregations.engine.retry import StoppedError
+from aggregations.errors import RunRefusedError, SparkEndedError
 from aggregations.report import Report
 from aggregations.run.plan import Plan
-from aggregations.spark.action import Action
+from aggregations.spark.action import lost, reason_of
+from aggregations.spark.aggregator import Aggregator
 from aggregations.spark.checks import check_given
 from aggregations.spark.jvm import jvm_ahead
 from aggregations.spark.session import master_of, session, submitted
+
+_LOOK_SECONDS: Final = 0.2
+_STOP_SECONDS: Final = 5.0
+"""Seconds that a stop waits for the batch under way before it cancels the batch."""
+_starting: Final = threading.Lock()
+"""No two queries of a session have one name."""
 
 
 def run_flow(
@@ -29,6 +41,7 @@ def run_flow(
     progress: Callable[[Report], None] | None = None,
     planned: Callable[[Plan], None] | None = None,
     stop: threading.Event | None = None,
+    checkpoint: str | None = None,
 ) -> Report:
     """Run a flow on Spark until it is stopped, or until it has caught up with the ends of the topic at its start.
 
@@ -42,6 +55,8 @@ def run_flow(
         planned: Called once for each source with its plan: where each partition starts.
         stop: Set it to end the run after the current batch, or while it waits for a server before its first batch. A
             batch that takes longer than 5 more seconds, or waits for a retry, is left to the next run.
+        checkpoint: Directory of Spark's checkpoint; None for a temporary one. Progress is in the stores: whatever
+            happens to the checkpoint, no record is lost or folded twice.
 
     Returns:
         The counts of all batches.
@@ -55,16 +70,79 @@ def run_flow(
         TasksLostError: Spark lost tasks repeatedly, or Spark itself ended.
     """
     settings = {**(conf or {}), **submitted()}
-    options = check_given(flow, options, master_of(master, settings), conf=settings)
-    kafka = options.broker
+    bound = check_given(flow, options, master_of(master, settings), conf=settings)
+    _ = bound.broker
+    stop = stop or threading.Event()
+    aggregator = Aggregator(flow, bound, progress=progress, planned=planned, stop=stop)
+    with jvm_ahead(master, conf or {}), aggregator:
+        try:
+            aggregator.open()
+            with session(f"headwater {flow.name}", modules=modules, master=master, conf=conf, stop=stop) as spark:
+                return _stream(aggregator, SparkSession(spark), checkpoint, stop)
+        except StoppedError:  # while a server did not answer, or Spark started
+            return Report()
 
-    @contextmanager
-    def execution(opening: Opening, stop: threading.Event) -> Iterator[Action]:
-        with (
-            session(f"headwater {flow.name}", modules=modules, master=master, conf=conf, stop=stop) as spark,
-            own_clients(kafka, opening.topics, {}),
-        ):
-            yield Action(spark, flow)
 
-    with jvm_ahead(master, conf or {}):
-        return run_on(execution, flow, options, progress=progress, planned=planned, stop=stop)
+def _stream(aggregator: Aggregator, spark: SparkSession, checkpoint: str | None, stop: threading.Event) -> Report:
+    """Run queries until the flow is stopped, or has caught up."""
+    options = aggregator.options
+    with _checkpoint(checkpoint) as given, _checkpoint(None) as another:
+        directory = given
+        while True:
+            ranges = aggregator.read_stream(spark)
+            writer = ranges.writeStream.foreachBatch(aggregator).option("checkpointLocation", directory)
+            with _starting:
+                if aggregator.flow.name not in {one.name for one in spark.streams.active}:
+                    writer = writer.queryName(aggregator.flow.name)
+                query = writer.trigger(**_trigger(options)).start()
+            _wait(query, aggregator, stop)
+            if stop.is_set() or not (aggregator.is_behind or aggregator.widened()):
+                return aggregator.total
+            directory = another if aggregator.is_behind else directory
+
+
+def _trigger(options: RunOptions) -> dict[str, Any]:
+    """Spark's trigger."""
+    if options.until_caught_up:
+        return {"availableNow": True}
+    return {"processingTime": f"{max(round(options.trigger_seconds * 1000), 1)} milliseconds"}
+
+
+@contextmanager
+def _checkpoint(given: str | None) -> Iterator[str]:
+    """The directory of Spark's checkpoint; without one, a temporary one: nothing depends on it."""
+    if given is not None:
+        yield given
+        return
+    with TemporaryDirectory(prefix="headwater-checkpoint-", ignore_cleanup_errors=True) as directory:
+        yield Path(directory).as_uri()
+
+
+def _wait(query: StreamingQuery, aggregator: Aggregator, stop: threading.Event) -> None:
+    """Wait for the end of a query. When the run is stopped, its batch gets a few seconds to end.
+
+    Raises:
+        Exception: What ended the query.
+        SparkEndedError: Spark's JVM or its context ended.
+    """
+    try:
+        while not query.awaitTermination(_LOOK_SECONDS):  # type: ignore[arg-type]
+            if stop.is_set():
+                aggregator.end(_STOP_SECONDS)
+                query.stop()
+                return
+    except (StreamingQueryException, Py4JError, ConnectionError) as error:
+        cause = aggregator.error
+        if isinstance(cause, StoppedError) or (stop.is_set() and isinstance(cause, SparkEndedError | None)):
+            return  # the signal that stopped the run may have ended the JVM as well
+        if cause is not None:
+            raise cause from None
+        if isinstance(error, StreamingQueryException):
+            text = str(error).partition("terminated with exception: ")[2] or str(error)
+            if "log file" in text:
+                raise RunRefusedError(
+                    f"Spark cannot read its checkpoint ({reason_of(text)}). Name an empty directory, or remove it: progress is in "
+                    "the stores"
+                ) from None
+            raise lost(text) from None
+        raise SparkEndedError("Spark's JVM ended. Check its memory (--conf spark.driver.memory=...)") from None

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from py4j.protocol import Py4JError
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkConf, SparkContext, __version__
 
 from aggregations.engine.retry import StoppedError
 from aggregations.errors import SparkEndedError
@@ -35,6 +35,15 @@ NEEDED = {
 }
 """Settings that exactness depends on; they cannot be overridden."""
 
+_MANAGER = "org.apache.spark.sql.execution.streaming.{}FileSystemBasedCheckpointFileManager"
+_CHECKPOINT = {
+    "spark.sql.streaming.checkpointFileManagerClass": _MANAGER.format(
+        "" if __version__.startswith("4.0.") else "checkpointing."
+    ),
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.sql.streaming.minBatchesToRetain": "2",
+}
+"""Settings for a checkpoint that nothing depends on. Measured: 40 to 50 ms a batch for Spark's two logs instead of 130 to 190."""
 _REDACTED = "spark.redaction.regex"
 _SECRETS = f"(?i:secret|password|token|access[.]?key|url|user|{SECRET_NAMES.removeprefix('(?i)')})"
 _LOG = logging.getLogger("headwater.spark")
@@ -243,9 +252,10 @@ def _launch(wanted: Mapping[str, str], stop: threading.Event) -> None:
 def _settings(wanted: Mapping[str, str]) -> dict[str, str]:
     """The engine's settings, and the wanted ones: the name, the master, and settings that win over the engine's."""
     settings = {
-        "spark.ui.enabled": "false",
+        **({} if IS_SUBMITTED else {"spark.ui.enabled": "false"}),
         "spark.ui.showConsoleProgress": "false",
         **NEEDED,
+        **_CHECKPOINT,
         "spark.python.worker.reuse": "true",
         **worker_settings(wanted[MASTER], os.environ),
     }

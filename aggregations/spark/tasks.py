@@ -26,7 +26,8 @@ A flow without a stage has no shuffle: the task that reads a partition publishes
 import gc
 import os
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -42,9 +43,12 @@ from aggregations.engine.publish import publish
 from aggregations.engine.roots import check_source
 from aggregations.errors import TasksLostError
 from aggregations.per_message.ledger import UnlistedError
+from aggregations.run.deliveries import Delivered
 from aggregations.spark import residents
 from aggregations.spark.blocks import Block, Kind, Row, pack, unpack
+from aggregations.spark.gather import Chunk, check_same, tables
 from aggregations.spark.waiting import keep, take
+from envelope import TopicPartition
 from envelope.dedup.lineage import position_order
 from persistence.commit import faults
 from persistence.protocol import Write
@@ -93,20 +97,58 @@ def read_slot(payload: bytes, number: int) -> list[Block]:
 
     from aggregations.engine.fetch import fetcher_of
 
-    def act(work: Work) -> list[Block]:
-        path, ranges = columnar_path(), job.attempt.tasks[number].by_topic()
+    def chunks() -> Iterator[pa.Table]:
+        name = f"headwater-{job.progress.ref.flow}"
+        # A consumer of each topic: the others fetch ahead while one is read.
+        for topic, its in job.attempt.tasks[number].by_topic().items():
+            fetcher = fetcher_of(job.options.broker, topic, name, headers=job.flow.reads_headers)
+            fetch = partial(fetcher.read, stays=residents.is_resident())
+            yield from fetch(its) if job.archive is None else job.archive.read(its, fetch)
+
+    return _read(job, number, chunks)
+
+
+def reading_gathered(
+    job: Job, delivered: Mapping[TopicPartition, Delivered]
+) -> Callable[[int, Iterable[Chunk]], Iterator[Row]]:
+    """The task that reads what was gathered for one slot.
+
+    Args:
+        job: The batch.
+        delivered: What was gathered, as the driver was told.
+    """
+    payload = cloudpickle.dumps(job)  # type: ignore[no-untyped-call]
+    numbers, slots = {slot.number: number for number, slot in enumerate(job.attempt.tasks)}, job.attempt.routes
+
+    def task(slot: int, kept: Iterable[Chunk]) -> Iterator[Row]:
+        if (number := numbers.get(slot)) is None:
+            return
+        its: Job = loads(payload)
 
         def chunks() -> Iterator[pa.Table]:
-            # A consumer of each topic: the others fetch ahead while one is read.
-            for topic, its in ranges.items():
-                fetcher = fetcher_of(
-                    job.options.broker, topic, f"headwater-{job.progress.ref.flow}", headers=job.flow.reads_headers
-                )
-                yield from fetcher.read(its, stays=residents.is_resident())
+            found = list(kept)
+            check_same(found, delivered, slot, slots)
+            yield from tables(found, its.attempt.tasks[number].ranges)
 
+        yield from pack(_read(its, number, chunks))
+
+    return task
+
+
+def _read(job: Job, number: int, chunks: Callable[[], Iterator[pa.Table]]) -> list[Block]:
+    """Read a slot, and fold its first stage where no shuffle comes before it.
+
+    Args:
+        job: The batch.
+        number: Number of the task.
+        chunks: Returns its records.
+    """
+
+    def act(work: Work) -> list[Block]:
+        path = columnar_path()
         arrivals = path.read(work, chunks())
         # Only after all rows were read: if a topic still is the driver's topic, the rows belong to it.
-        for topic in ranges:
+        for topic in job.attempt.tasks[number].by_topic() if job.options.kafka is not None else ():
             check_source(topics_of(job.options.broker), job.flow, topic, job.progress.topic_ids[topic])
         if not job.flow.stages:
             return _leave(work)

@@ -19,8 +19,8 @@ def new(
 ) -> None:
     """Create a project that is ready to run.
 
-    It has a flow, a republisher, a producer of sample data, tests and a Makefile. `make test` runs it in memory, `make
-    run` on a local Kafka that `headwater stack up` starts.
+    It has a flow, a republisher, a producer of sample data, a Spark program, tests and a Makefile. `make test` runs it
+    in memory, `make run` on a local Kafka that `headwater stack up` starts.
     """
     from jobs.new import create
 

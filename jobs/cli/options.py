@@ -233,5 +233,15 @@ FromSnapshot: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+FromArchive: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--history",
+        metavar="parquet:PATH",
+        callback=filled,
+        help="Read what Kafka no longer has from an archive: a file, directory or glob with the columns of Spark's Kafka source.",
+        show_default=False,
+    ),
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Write JSON lines to standard output.")]
 STACK_ROOT = Path(".headwater/stack")

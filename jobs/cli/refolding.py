@@ -15,6 +15,7 @@ from jobs.cli.options import (
     Accept,
     Bootstrap,
     FlowName,
+    FromArchive,
     FromSnapshot,
     Generation,
     JournalTopic,
@@ -56,6 +57,7 @@ def rehearse(
         typer.Option("--against", metavar="MODULE:FLOW", help="The flow with the old definition.", callback=filled),
     ],
     ranges: Ranges = None,
+    history: FromArchive = None,
     stage: OfStages = None,
     key: Keys = None,
     sample: Sample = SAMPLE,
@@ -86,7 +88,9 @@ def rehearse(
         found = run(
             new,
             old,
-            settings.of_flow(new, generation=generation, directory=here).options(kafka=kafka, accept=accept or ()),
+            settings.of_flow(new, generation=generation, directory=here).options(
+                kafka=kafka, accept=accept or (), history=history
+            ),
             ranges=ranges or (),
             stages=stage or (),
             keys=[key_of(one) for one in key or ()],
@@ -113,6 +117,7 @@ def rehearse(
 def audit(
     flow: FlowName,
     snapshot: FromSnapshot = None,
+    history: FromArchive = None,
     journal: JournalTopic = None,
     stage: OfStages = None,
     key: Keys = None,
@@ -150,7 +155,7 @@ def audit(
     with told_of(f"auditing {found.name}") as told:
         result = run(
             found,
-            chosen.options(kafka=kafka, accept=accept or ()),
+            chosen.options(kafka=kafka, accept=accept or (), history=history),
             snapshot=None if snapshot is None else place_of(snapshot),
             stages=stage or (),
             keys=[key_of(one) for one in key or ()],

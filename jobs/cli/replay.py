@@ -20,6 +20,7 @@ from jobs.cli.options import (
     Bootstrap,
     DeadLetters,
     FlowName,
+    FromArchive,
     FromSnapshot,
     JournalTopic,
     Json,
@@ -82,6 +83,7 @@ def replay(
         bool, typer.Option("--redefine", help="The rebuild has another definition than the live generation.")
     ] = False,
     snapshot: FromSnapshot = None,
+    history: FromArchive = None,
     against: Annotated[
         str | None,
         typer.Option(
@@ -156,6 +158,7 @@ def replay(
             "--reason": (reason, ("--apply", "--swap", "--rollback", "--abandon", "--drop", _KEYS)),
             "--redefine": (redefine, (_PLAN, "--apply")),
             "--snapshot": (snapshot, (_PLAN, "--apply", _KEYS)),
+            "--history": (history, (_PLAN, "--apply", "--swap", _KEYS)),
             "--outputs": (outputs, ("--apply",)),
             "--letters": (letters, ("--swap",)),
             "--against": (against, (_PLAN, "--swap")),
@@ -199,7 +202,8 @@ def replay(
     if drop is not None:
         show_pointer(verbs.drop(found, drop, options, why=why, take_over=take_over), json=json)
         return
-    options = replace(options, kafka=settings.kafka(bootstrap, root, kafka_settings, directory=here))
+    kafka = settings.kafka(bootstrap, root, kafka_settings, directory=here)
+    options = replace(options, kafka=kafka, history=history)
     if mode == _KEYS:
         mend_keys(
             *(found, options),

@@ -36,6 +36,8 @@ def show_plan(plan: "ReplayPlan", *, json: bool) -> None:
         _show_differences(plan.differences)
     if plan.pointer.rebuild is not None and plan.pointer.rebuild.worker:
         say(f"a process may be at work on the rebuild: {plan.pointer.rebuild.process}")
+    if archived := sum(one.archived for one in plan.ranges):
+        say(f"{counted(archived, 'record')} of these are read from the archive")
     if plan.snapshot is not None:
         say(f"the rebuild begins with the snapshot {plan.snapshot}")
     for one in plan.refused:

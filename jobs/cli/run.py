@@ -89,6 +89,14 @@ def run(
             show_default=False,
         ),
     ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where Spark keeps its checkpoint; by default a temporary directory. Progress is in the stores.",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Fold topics into the states of a flow.
@@ -98,7 +106,7 @@ def run(
 
     With --json it writes one line for the start of each source, one per batch, and one with `"done": true` for the whole run.
     """
-    check_runner(runner, master=master, conf=conf)
+    check_runner(runner, master=master, conf=conf, checkpoint=checkpoint)
     spark = spark_ahead(master, conf or ()) if runner == SPARK else {}
 
     from aggregations.report import Report
@@ -137,7 +145,7 @@ def run(
         from aggregations.spark import run_flow
 
         check_spark(found, options, master, spark)
-        execute = partial(run_flow, modules=files_of(flow), master=master, conf=spark)
+        execute = partial(run_flow, modules=files_of(flow), master=master, conf=spark, checkpoint=checkpoint)
     else:
         from aggregations.local import run_local
 
@@ -156,11 +164,11 @@ def run(
         _show(report, [stage.name for stage in found.stages])
 
 
-def check_runner(runner: str, *, master: str | None, conf: Sequence[str] | None) -> None:
+def check_runner(runner: str, *, master: str | None, conf: Sequence[str] | None, checkpoint: str | None = None) -> None:
     """Refuse a runner that does not exist, and Spark's options without Spark."""
     if runner not in (SPARK, LOCAL):
         raise UsageError(f"--runner {runner}: write {SPARK} or {LOCAL}")
-    for name, given in (("--master", master), ("--conf", conf)):
+    for name, given in (("--master", master), ("--conf", conf), ("--checkpoint", checkpoint)):
         if given and runner == LOCAL:
             raise UsageError(f"{name} is an option of Spark; remove it, or --runner {LOCAL}")
 

@@ -9,7 +9,9 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Part
 
 from aggregations.definition.element import Record
+from aggregations.engine.archived import archived
 from aggregations.engine.roots import RootTopics
+from envelope import TopicPartition
 from jobs.dead_letters.letters import Letters
 from jobs.tracing import Found, Place
 from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics
@@ -63,11 +65,16 @@ class Reader:
 
     Args:
         settings: Settings of the Kafka cluster.
+        topics: Administrative access to its topics, which may have an archive; None for access without one.
+
+    Attributes:
+        archive: The archive; None for none. What is in it counts as in the log, and only `records` does not read it.
     """
 
-    def __init__(self, settings: KafkaSettings) -> None:
+    def __init__(self, settings: KafkaSettings, topics: Topics | None = None) -> None:
         self._settings = settings
-        self._topics = Topics(settings)
+        self._topics = topics or Topics(settings)
+        self.archive = archived(self._topics)
         self._logs: dict[str, Log] = {}
         self._reads: Consumer | None = None
 
@@ -108,13 +115,14 @@ class Reader:
         return next(self.records(Span(place.topic, place.partition, place.offset, place.offset + 1)), None)
 
     def records(self, span: Span) -> Iterator[Record]:
-        """The records of a range that the log has now, in order of offsets. One range is read at a time.
+        """The records of a range that Kafka has now, in order of offsets. One range is read at a time.
 
         Raises:
             BrokerError: Kafka does not answer, or refuses a request.
         """
         log = self.log(span.topic)
-        first = max(span.first, log.low.get(span.partition, 0))
+        border = self.archive.until.get(TopicPartition(span.topic, span.partition), 0) if self.archive else 0
+        first = max(span.first, log.low.get(span.partition, 0), border)
         last = min(span.last, log.high.get(span.partition, 0))
         if first >= last:
             return
@@ -125,6 +133,15 @@ class Reader:
                 yield _record(message, log.topic_id)
             if message.offset() + 1 >= last:
                 return
+
+    def count(self, span: Span) -> int:
+        """Number of records of a range, in the archive and in Kafka."""
+        return self.archived(span) + sum(1 for _ in self.records(span))
+
+    def archived(self, span: Span) -> int:
+        """Number of records of a range that are read from the archive."""
+        place = TopicPartition(span.topic, span.partition)
+        return 0 if self.archive is None else self.archive.count(place, span.first, span.last)
 
     def close(self) -> None:
         """Release the connections."""

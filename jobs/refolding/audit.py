@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aggregations.definition.flow import Flow
+from aggregations.engine.archived import topics_with_archive
 from aggregations.engine.options import RunOptions
 from aggregations.errors import RunRefusedError
 from aggregations.per_message.ledger import outputs_before
@@ -78,6 +79,7 @@ class Audit:
             "batch": self.batch,
             "snapshot": None if self.snapshot is None else shown(self.snapshot),
             "ranges": self.history.as_json(),
+            "archived": self.history.archived,
             "live": self.live,
             "folded": self.folded.as_json(),
             "holes": {stage: list(both) for stage, both in self.holes.items()},
@@ -139,7 +141,10 @@ def audit(
     with workspace(work) as directory:
         own = own_stores(flow, directory / "states")
         begun = restored(flow, own, snapshot, generation)
-        with closing(look_at_live(flow, options.urls, generation)) as run, closing(Reader(options.broker)) as reader:
+        with (
+            closing(look_at_live(flow, options.urls, generation)) as run,
+            closing(Reader(options.broker, topics_with_archive(options, flow))) as reader,
+        ):
             manifest = check_border(run, _WHAT)
             history = recorded(flow, manifest, begun, reader)
             if behind:

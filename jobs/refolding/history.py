@@ -1,7 +1,7 @@
 """The part of Kafka's history that is folded: a range of offsets for each partition, checked against the logs."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aggregations.definition.flow import Flow
@@ -24,10 +24,12 @@ class History:
     Attributes:
         first: Offset of the first record, by topic and partition.
         end: Offset after the last record, by topic and partition; the partitions are those of `first`.
+        archived: Number of records that are read from an archive.
     """
 
     first: Offsets
     end: Offsets
+    archived: int = 0
 
     @property
     def records(self) -> int:
@@ -89,7 +91,7 @@ def chosen(ranges: Iterable[str], flows: Sequence[Flow[Any]], reader: Reader) ->
     _check_times(timed, between, logs)
     covered = {one.topic for one in spans}
     spans += [span for topic in tables - covered for span in spans_of([topic], topics, reader)]
-    return _history(spans, logs)
+    return _with_archived(_history(spans, logs), reader)
 
 
 def _check_times(timed: Sequence[str], spans: Sequence[Span], logs: Mapping[str, Log]) -> None:
@@ -117,7 +119,7 @@ def _history(spans: Sequence[Span], logs: Mapping[str, Log]) -> History:
         if one.first < low:
             raise RunRefusedError(
                 f"{OPTION}: {place} is to be read from {one.first}, but its log begins at {low}: the records before were "
-                f"deleted. Begin at {low} or later"
+                f"deleted. Begin at {low} or later, or read them from an archive (--history parquet:PATH)"
             )
         if one.last > high:
             raise RunRefusedError(
@@ -156,7 +158,17 @@ def recorded(flow: Flow[Any], live: Manifest, begun: Manifest | None, reader: Re
         for partition, progress in live.positions.get(topic, {}).items():
             start = _start(topic, partition, live, begun)
             first[topic][partition], end[topic][partition] = _within(log, partition, start, progress.next_offset, begun)
-    return History(first, end)
+    return _with_archived(History(first, end), reader)
+
+
+def _with_archived(history: History, reader: Reader) -> History:
+    """The history, with the number of records that are read from the reader's archive."""
+    spans = [
+        Span(topic, partition, first, history.end[topic][partition])
+        for topic, firsts in history.first.items()
+        for partition, first in firsts.items()
+    ]
+    return replace(history, archived=sum(map(reader.archived, spans)))
 
 
 def _start(topic: str, partition: int, live: Manifest, begun: Manifest | None) -> int:
@@ -183,7 +195,8 @@ def _within(log: Log, partition: int, start: int, end: int, begun: Manifest | No
         if begun is None and not start:
             began = "the flow began at the beginning of the log"
         raise RunRefusedError(
-            f"{place}: {began}, but the records before {low} were deleted. Begin with a later snapshot (--snapshot FILE)"
+            f"{place}: {began}, but the records before {low} were deleted. Begin with a later snapshot (--snapshot FILE), or "
+            "read them from an archive (--history parquet:PATH)"
         )
     return max(start, low), max(end, low)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregations.definition.flow import Flow
+from aggregations.engine.archived import topics_with_archive
 from aggregations.engine.options import RunOptions
 from aggregations.run.begin import look
 from aggregations.run.border import removed_by_stage
@@ -47,6 +48,7 @@ class Rehearsal:
         return {
             "flow": self.flow,
             "ranges": self.history.as_json(),
+            "archived": self.history.archived,
             "old": self.old.as_json(),
             "new": self.new.as_json(),
             "stages": self.comparison.as_json(),
@@ -93,7 +95,7 @@ def rehearse(
     """
     sides, generation = {"old": against, "new": flow}, options.generation or 1
     compared = chosen_stages(sides.values(), stages)
-    with closing(Reader(options.broker)) as reader:
+    with closing(Reader(options.broker, topics_with_archive(options, *sides.values()))) as reader:
         history = chosen(ranges, list(sides.values()), reader)
     with workspace(work) as directory, ExitStack() as opened:
         reports, runs = {}, {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from aggregations.definition.flow import Flow
+from aggregations.engine.archived import topics_with_archive
 from aggregations.engine.options import Rebuilding, RunOptions, outputs_of
 from aggregations.report import Report
 from aggregations.run.growth import unread_growths
@@ -100,11 +101,12 @@ class Folding:
     def fold(self, found: Generations, pointer: Pointer, note: Rebuilt) -> Report:
         """Fold the rebuild up to what the live generation has read."""
         assert pointer.rebuild is not None
-        generation, live, topics = pointer.rebuild.generation, pointer.live, Topics(self.options.broker)
+        generation, live = pointer.rebuild.generation, pointer.live
+        topics = topics_with_archive(self.options, self.flow)
         fill_from_snapshot(found, pointer.rebuild, note, self.snapshot)
         refuse(topics_since(found, live, generation), self.options.accept)
         ranges = ranges_of(found, live, generation, topics)
-        refuse(deleted_records(found, ranges), self.options.accept)
+        refuse(deleted_records(found, ranges, topics), self.options.accept)
         begun = {topic for topic, _ in found.positions(generation)}  # a crash may leave only some topics begun
         start: Starts = starts_of([one for one in ranges if one.topic not in begun], topics) or EARLIEST
         options = replace(

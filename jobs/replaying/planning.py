@@ -10,8 +10,10 @@ import msgspec
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Part
 
+from aggregations.engine.archived import archived, gaps
 from aggregations.engine.clients import NEEDED
 from aggregations.engine.held import HELD
+from aggregations.engine.ranges import Range
 from aggregations.errors import DefinitionChangedError, RunRefusedError
 from aggregations.run.held_outputs import HELD_OUTPUTS
 from aggregations.run.risks import Risk, unsafe
@@ -40,6 +42,7 @@ class RebuildRange:
         deleted: Offsets at the start of the range, or before it, that retention has deleted. If the flow was not given a
             start, it began at the first offset of the log, which is not recorded; then all offsets below the log's
             first one count.
+        archived: Number of records to read that are read from an archive.
     """
 
     topic: str
@@ -47,6 +50,7 @@ class RebuildRange:
     start: int
     end: int
     deleted: int = 0
+    archived: int = 0
 
     @property
     def first(self) -> int:
@@ -247,7 +251,7 @@ def ranges_of(
     sources = [topic for topic in found.flow.topics if topic in live.positions]
     if missing := topics.missing(sources):
         raise RunRefusedError(f"flow {found.flow.name}: topic {missing[0]} does not exist: create it, or restore it")
-    facts, marks = topics.describe(sources), topics.marks(sources)
+    facts, marks, archive = topics.describe(sources), topics.marks(sources), archived(topics)
     ranges = []
     for topic in sources:
         known, now = live.topic_ids.get(topic, ""), facts[topic].topic_id
@@ -261,13 +265,19 @@ def ranges_of(
             low = marks[TopicPartition(topic, partition)].low
             start = mine[partition].next_offset if partition in mine else given.get(partition, 0)
             deleted = max(min(low, progress.next_offset) - start, 0)
-            ranges.append(RebuildRange(topic, partition, start, progress.next_offset, deleted))
+            place, end = TopicPartition(topic, partition), progress.next_offset
+            stored = 0 if archive is None else archive.count(place, start + deleted, end)
+            ranges.append(RebuildRange(topic, partition, start, end, deleted, stored))
     return ranges
 
 
-def deleted_records(found: Generations, ranges: Sequence[RebuildRange]) -> list[Finding]:
-    """Ranges of which Kafka no longer has everything."""
-    return [_deleted(found, one) for one in ranges if one.deleted]
+def deleted_records(found: Generations, ranges: Sequence[RebuildRange], topics: Topics) -> list[Finding]:
+    """Ranges of which Kafka, with its archive, no longer has everything."""
+    left = [Range(one.partition, one.first, one.end, one.topic) for one in ranges]
+    return [
+        *(_deleted(found, one) for one in ranges if one.deleted),
+        *gaps(found.flow.name, archived(topics), left),
+    ]
 
 
 def replaced_topics(found: Generations, live: int) -> list[Finding]:
@@ -328,7 +338,8 @@ def _deleted(found: Generations, one: RebuildRange) -> Finding:
         Risk.LOST_RECORDS,
         f"flow {found.flow.name}: {one.topic}:{one.partition} has to be read from offset {one.start} on, but offsets {one.start} "
         f"to {one.first - 1} were deleted, and the states would miss them",
-        "Restore them from a copy of the topic, begin with a snapshot that was made later (--snapshot FILE), or accept the loss",
+        "Read them from an archive (--history parquet:PATH), restore them from a copy of the topic, begin with a snapshot that "
+        "was made later (--snapshot FILE), or accept the loss",
     )
 
 
@@ -358,8 +369,8 @@ def keys_of(found: Generations, live: int, progress: Callable[[int, int | None],
 
 
 def reading_rate(kafka: KafkaSettings, ranges: Sequence[RebuildRange]) -> Rate | None:
-    """Read the beginning of the ranges, up to 20,000 records or 3 seconds."""
-    wanted = [one for one in ranges if one.records]
+    """Read the beginning of the ranges, up to 20,000 records or 3 seconds; without what is in an archive."""
+    wanted = [one for one in ranges if one.records and not one.archived]
     if not wanted:
         return None
     began, records, ended = time.monotonic(), 0, 0

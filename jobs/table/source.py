@@ -5,11 +5,12 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from aggregations.errors import FlowError
+from aggregations.spark.source import ADDRESS, RangeSource
 from jobs import settings
 from jobs.environment import UsageError
 from jobs.loading import load_flow
@@ -21,14 +22,15 @@ from persistence.registry import open_store
 _OPTIONS: Final = ("flow", "stage", "store", "generation", "prefix", "where", "histories")
 
 
-class StatesSource(DataSource):
+class StatesSource(RangeSource):
     """Reads the states of a stage into Spark, each bucket of its store by a task of its own.
 
         spark.dataSource.register(StatesSource)
         spark.read.format("headwater").option("flow", "fleet:flow").option("stage", "carrier").load()
 
     Supported: reading, also while the flow runs; `CREATE TEMPORARY VIEW ... USING headwater OPTIONS (...)`.
-    Not supported: writing, streaming, a schema of the reader's own.
+    Not supported: writing, a schema of the reader's own. As a stream, `headwater` is the source of
+    `Aggregator.read_stream`, which this class can serve as well.
 
     Options, of which only `flow` is required:
 
@@ -43,13 +45,10 @@ class StatesSource(DataSource):
     - `histories`: `true` adds the positions that each state holds.
     """
 
-    @classmethod
-    def name(cls) -> str:
-        """The name of the format."""
-        return "headwater"
-
     def schema(self) -> StructType:
         """The columns of `States.schema`."""
+        if ADDRESS in self.options:
+            return super().schema()
         return _schema_of(self._states())
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -41,6 +41,8 @@ FENCE = "fence"
 DEAD_LETTER = "dead_letter"
 LEDGER = "ledger"
 FINISH = "finish"
+STREAM_PLAN = "stream:plan"
+STREAM_BEGIN = "stream:begin"
 JOURNAL = "journal"
 SNAPSHOT = "snapshot"
 RESTORE = "restore"
@@ -99,6 +101,8 @@ _POINTS = {
     removal_of("STAGE"): "states of a stage that are due are removed, after the manifests",
     CommitStep.RETURN: CommitStep.RETURN.text,
     CommitStep.OFFSETS: CommitStep.OFFSETS.text,
+    STREAM_PLAN: "Spark is told where its next micro-batch ends; it has logged that the last one is committed, and logs this one",
+    STREAM_BEGIN: "Spark is told what a micro-batch reads that it has logged",
     JOURNAL: "what a batch read and dropped is sent to the journal, or acknowledged; advisory, for `headwater explain`",
     SNAPSHOT: "the file of a snapshot, which is complete, gets its name; or a part of a snapshot is written to a store",
     RESTORE: "a restore writes a part of a snapshot: the note that it has begun, states, the manifest",

@@ -1,15 +1,11 @@
 """What the guides for producers and copies define, run on a real broker."""
 
-import ast
 import json
-import re
 import sqlite3
 import uuid
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,34 +15,14 @@ from aggregations.local import run_local
 from envelope import Envelope, Verdict
 from jobs import pointer_of
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
-from tests.support.republish import ROOT
+from tests.support.guides import load
 from tests.support.sessions import written
 
 pytestmark = pytest.mark.integration
 
-Load = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def guide() -> Load:
-    """Defines what the Python blocks of a guide define, with other names for topics, copies and producers."""
-
-    def load(page: str, **names: str) -> dict[str, Any]:
-        text = (ROOT / "docs" / "guides" / page).read_text()
-        blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-        tree = ast.parse("\n".join(blocks))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and node.value in names:
-                node.value = names[node.value]
-        found: dict[str, Any] = {}
-        exec(compile(tree, page, "exec"), found)
-        return found
-
-    return load
-
 
 def test_the_guide_to_replays(
-    guide: Load, settings: KafkaSettings, topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    settings: KafkaSettings, topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sales, dead = (f"{name}-{uuid.uuid4().hex}" for name in ("sales", "dead"))
     for name in (sales, dead):
@@ -60,7 +36,7 @@ def test_the_guide_to_replays(
     stores = bind(flow, {}, f"sqlite://{tmp_path}/states.db")
     options = RunOptions(kafka=settings, stores=stores, dead_letters=dead)
     run_local(flow, replace(options, until_caught_up=True))
-    defined = guide("replay.md")
+    defined = load("replay.md")
     assert defined["corrected"](flow, options, "a test", 0) == 2
     assert "3 offsets to read, 1 states\ngeneration 2 is 0 offsets behind" in capsys.readouterr().out
     assert defined["taken_back"](flow, options, "a test") == 1
@@ -70,10 +46,10 @@ def test_the_guide_to_replays(
     assert pointer_of(flow, stores).changes[-1].what == "abandon"
 
 
-def test_the_guide_to_producer_sessions(guide: Load, settings: KafkaSettings, topics: Topics, tmp_path: Path) -> None:
+def test_the_guide_to_producer_sessions(settings: KafkaSettings, topics: Topics, tmp_path: Path) -> None:
     name, file = f"orders-{uuid.uuid4().hex}", tmp_path / "lines"
     topics.create(name, 2)
-    defined = guide("producer-session.md", orders=name)
+    defined = load("producer-session.md", orders=name)
     for content in ("a\nb\n", "a\nb\nc\n"):
         file.write_text(content)
         defined["send_lines"](file, settings)
@@ -87,20 +63,20 @@ def test_the_guide_to_producer_sessions(guide: Load, settings: KafkaSettings, to
                 defined["send_batch"](session, b"batch")
     with defined["begin"](settings, saved) as session:
         assert session.last_sequence_id() == 9
-    other = guide("producer-session.md", orders=name, **{"till-3": "till-4"})
+    other = load("producer-session.md", orders=name, **{"till-3": "till-4"})
     other["send_exclusively"](settings)
     assert (written(settings, name)[-1].producer in {"till-3", "till-4"}, len(written(settings, name))) == (True, 5)
 
 
 def test_the_guide_to_sequence_maps(
-    guide: Load, settings: KafkaSettings, topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    settings: KafkaSettings, topics: Topics, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     payments, orders = f"payments.{uuid.uuid4().hex}", f"orders-{uuid.uuid4().hex}"
     for name in (payments, orders):
         topics.create(name, 1)
     names = {"payments.eu": payments, "orders": orders, "redis://states:6379": f"sqlite://{tmp_path}/snapshots"}
     names |= {store: f"{store}-{orders}" for store in ("memory://sequence-maps", "memory://readers")}
-    defined = guide("sequence-maps.md", **names, gateway=f"gateway-{uuid.uuid4().hex}")
+    defined = load("sequence-maps.md", **names, gateway=f"gateway-{uuid.uuid4().hex}")
     sent = [Envelope(b"12.50", producer="till-7", sequence=number) for number in (7, 8, 8)]
     for last, verdicts in ((None, ["accepted", "accepted", "duplicate"]), (8, ["duplicate"] * 3)):
         defined["serve"]([sent], settings)
@@ -110,7 +86,7 @@ def test_the_guide_to_sequence_maps(
 
 
 def test_the_guide_to_copies(
-    guide: Load, settings: KafkaSettings, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: KafkaSettings, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = {one: f"{one}-{uuid.uuid4().hex}" for one in ("sales", "shop")}
     topics.create(names["sales"], 2)
@@ -121,7 +97,7 @@ def test_the_guide_to_copies(
         connection.executemany("INSERT INTO sales VALUES (?, ?)", [(1, "a"), (2, "b")])
     connection.close()
     # The table keeps its name: it is part of the query's text, not a text of its own.
-    defined = guide("copy.md", **names)
+    defined = load("copy.md", **names)
     assert [defined["copy_sales"](settings) for _ in range(2)] == [2, 0]
     got = written(settings, names["sales"])
     assert sorted((json.loads(one.payload)["number"], one.key, one.event_id) for one in got) == [

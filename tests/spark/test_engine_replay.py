@@ -9,8 +9,10 @@ import pytest
 from aggregations.spark import run_flow
 from jobs.replay import rebuild, swap
 from tests.messages import Leg
+from tests.support.archives import rows_of, write
 from tests.support.flows import BROKEN, PATHS, Path, fleet, shared
 from tests.support.options import called
+from tests.support.refolding import delete_before
 from tests.support.world import World, alone, legs, republished
 
 pytestmark = [pytest.mark.spark, pytest.mark.integration]
@@ -43,3 +45,19 @@ def test_a_rebuild_on_spark_is_swapped_and_continues(
     world.send(republished(sent, range(120, 200)))
     world.run(flow)
     world.check(flow)
+
+
+def test_a_rebuild_on_spark_reads_what_kafka_has_deleted_from_an_archive(world: World, tmp_path: File) -> None:
+    flow = fleet(world.topic, "columns")
+    world.send([*republished(legs(200)), alone(Leg(tail="N1", carrier="AA", minutes=-1))])
+    world.run(flow)
+    oracle, rows = world.oracle(flow), rows_of(world.records())
+    location = write(tmp_path / "lake" / "a.parquet", rows[::-1], group=30)
+    delete_before(world, (0, 40), (1, 50))
+    given = {"kafka": world.settings, "stores": world.stores(flow), "why": "a test", "runner": run_flow}
+    options = {"dead_letters": world.dead, "history": location, "max_records": 60, **given}
+    assert called(rebuild, flow, **options).report.records == len(rows) == 201
+    swapped = called(swap, flow, work=tmp_path / "work", **options)
+    assert (swapped.done, swapped.dead_letters, swapped.differences.comparison.differences) == (True, 1, 0)
+    for stage in flow.stages:
+        assert world.results(flow, stage.name) == oracle.results(stage.name)

@@ -127,6 +127,7 @@ COMMANDS = {
                 {"master": "spark://head:7077", "stores.aircraft": "redis://r", "stores.carrier": "redis://r"},
             ),
             "conf": Option("--conf spark.ui.port=4041", {"conf.spark\0ui\0port": "4041"}),
+            "checkpoint": Option("--checkpoint logs", {"checkpoint": "logs"}),
             "json": JSON,
         },
     ),

@@ -19,6 +19,7 @@ SHARED = {
     "generation": Option("--generation 3", {"generation": 3}),
     "accept": Option("--accept compacted-source", {"accept": ["compacted-source"]}),
     "work": Option("--work here", {"work": Path("here")}),
+    "history": Option("--history parquet:lake", {"history": "parquet:lake"}),
     "bootstrap": BOOTSTRAP,
     "kafka_settings": FILE,
     "root": ROOT,

@@ -39,10 +39,12 @@ SAMPLE = Option("--sample 3", {"sample": 3})
 LETTERS = Option("--letters drop", {"drop_letters": True})
 OUTPUTS = Option("--outputs send", {"outputs": True})
 SNAPSHOT = Option("--snapshot fleet.snapshot", {"snapshot": Path("fleet.snapshot")})
+ARCHIVE = Option("--history parquet:lake", {"history": "parquet:lake"})
 
 MENDING = {
     **COMMON,
     **CLUSTER,
+    "history": ARCHIVE,
     "key": Option("--key N2 --key base64:/w==", {"keys": [b"N1", b"N2", b"\xff"]}),
     "stage": Option("--stage aircraft", {"stage": "aircraft"}, without="--stage carrier"),
     "snapshot": Option("--snapshot fleet.snapshot", {"snapshot": Path("fleet.snapshot")}),
@@ -62,6 +64,7 @@ REPLAY = {
             **CLUSTER,
             "redefine": Option("--redefine", {"redefine": True}),
             "snapshot": SNAPSHOT,
+            "history": ARCHIVE,
             "accept": FOLDING["accept"],
             "against": AGAINST,
             "sample": SAMPLE,
@@ -71,13 +74,19 @@ REPLAY = {
         f"replay {FLOW} --apply --reason fold --bootstrap b:1",
         "jobs.replay.rebuild",
         Replayed("flights", 2, 1, Report(records=3, batches=1)),
-        {**FOLDING, "redefine": Option("--redefine", {"redefine": True}), "snapshot": SNAPSHOT, "outputs": OUTPUTS},
+        {
+            **FOLDING,
+            "redefine": Option("--redefine", {"redefine": True}),
+            "snapshot": SNAPSHOT,
+            "history": ARCHIVE,
+            "outputs": OUTPUTS,
+        },
     ),
     "headwater replay (swap)": Command(
         f"replay {FLOW} --swap --reason fold --bootstrap b:1",
         "jobs.replay.swap",
         Swapped("flights", 2, 1, True, Report(), Differences(Comparison({}), ("carrier",))),
-        {**FOLDING, "against": AGAINST, "letters": LETTERS, "sample": SAMPLE},
+        {**FOLDING, "history": ARCHIVE, "against": AGAINST, "letters": LETTERS, "sample": SAMPLE},
     ),
     "headwater replay (rollback)": Command(
         f"replay {FLOW} --rollback --reason fold --bootstrap b:1",

@@ -62,10 +62,10 @@ def untouched(world: World, flow: Flow[Any]) -> Any:
     return found, manifests, len(world.records(world.dead))
 
 
-def delete_before(world: World, *places: tuple[int, int]) -> None:
-    """Delete the records of the source before these offsets, by partition, as retention does."""
+def delete_before(world: World, *places: tuple[int, int], topic: str = "") -> None:
+    """Delete the records of a topic, by default the source, before these offsets, by partition, as retention does."""
     admin = AdminClient({"bootstrap.servers": world.settings.bootstrap})
-    wanted = [TopicPartition(world.topic, partition, offset) for partition, offset in places]
+    wanted = [TopicPartition(topic or world.topic, partition, offset) for partition, offset in places]
     for deleted in admin.delete_records(wanted).values():
         deleted.result(20)
 

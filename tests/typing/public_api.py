@@ -11,8 +11,10 @@ from typing import Any, assert_type
 
 import polars as pl
 import pytest
+from pyspark.sql import DataFrame
 
 from aggregations import (
+    Aggregator,
     Element,
     Emit,
     Fields,
@@ -221,6 +223,13 @@ def on_spark(stop: threading.Event) -> int:
     options = RunOptions(kafka=kafka, stores=bind(summed, {}), until_caught_up=True)
     options.group = "lag"  # type: ignore[misc]
     return run_flow(summed, options, stop=stop).records
+
+
+def in_a_query(rows: DataFrame) -> int:
+    with summed.aggregator(stores="redis://host", progress=lambda report: print(report.records)) as aggregator:
+        assert_type(aggregator, Aggregator)
+        rows.writeStream.foreachBatch(aggregator)
+        return aggregator.fold(rows).records
 
 
 # Envelopes.

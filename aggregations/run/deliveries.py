@@ -1,0 +1,126 @@
+"""What a batch of records that something else has read adds to a flow's progress. Pure.
+
+Only positions count: neither a batch's number, nor what else its reader has noted. What lies before the flow's positions is
+in and is left out. A batch that begins after them is refused before anything of it is written, unless nothing was in
+between. `docs/models/Stream.tla` is the model of this rule.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from aggregations.run.risks import Risk, unsafe
+from envelope import TopicPartition
+from persistence.findings import Finding
+
+DELIVERED: Final = "delivered"
+"""Where a flow begins a partition that it has never read: at the first record of it that is delivered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The records of one partition in a batch, each offset once, in order.
+
+    Attributes:
+        place: The partition.
+        first: First offset.
+        end: Offset after the last one.
+        records: Number of records.
+        holes: Offsets without a record in between: (first, end after the last), at most `SHOWN` of each part of the batch.
+        contradicted: Offsets of which two records with different content were delivered, at most `SHOWN` of them.
+    """
+
+    place: TopicPartition
+    first: int
+    end: int
+    records: int
+    holes: tuple[tuple[int, int], ...] = ()
+    contradicted: tuple[int, ...] = ()
+
+
+SHOWN: Final = 8
+"""Holes and contradicted offsets of a partition that are named."""
+
+
+def joined(parts: Iterable[Delivered]) -> dict[TopicPartition, Delivered]:
+    """Combine parts of partitions that follow one another; a hole may be between two parts."""
+    whole: dict[TopicPartition, Delivered] = {}
+    for part in sorted(parts, key=lambda one: (one.place, one.first)):
+        before = whole.get(part.place)
+        if before is None:
+            whole[part.place] = part
+            continue
+        between = ((before.end, part.first),) if part.first > before.end else ()
+        whole[part.place] = Delivered(
+            part.place,
+            before.first,
+            part.end,
+            before.records + part.records,
+            (*before.holes, *between, *part.holes),
+            (*before.contradicted, *part.contradicted)[:SHOWN],
+        )
+    return whole
+
+
+def missing(
+    delivered: Iterable[Delivered], positions: Mapping[TopicPartition, int]
+) -> list[tuple[TopicPartition, int, int]]:
+    """Offsets that should have been delivered, before what is new and within it: (partition, first, end after the last).
+
+    Args:
+        delivered: The batch.
+        positions: Next offset by partition; 0 for partitions that it does not name.
+    """
+    found = []
+    for one in delivered:
+        start = positions.get(one.place, 0)
+        if one.first > start:
+            found.append((one.place, start, one.first))
+        found += [(one.place, max(first, start), end) for first, end in one.holes if end > start]
+    return found
+
+
+def new(
+    delivered: Mapping[TopicPartition, Delivered], positions: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, tuple[int, int]]:
+    """What of a batch is not in yet: first offset and end, by partition; the rest is left out."""
+    return {
+        place: (start, one.end)
+        for place, one in sorted(delivered.items())
+        if (start := positions.get(place, 0)) < one.end
+    }
+
+
+def gaps(
+    flow: str, absent: Sequence[tuple[TopicPartition, int, int]], why: Callable[[TopicPartition, int, int], str]
+) -> list[Finding]:
+    """A finding about offsets that were not delivered, if there is something to say about one of them.
+
+    Args:
+        flow: Name of the flow.
+        absent: From `missing`.
+        why: Returns what is known of the records of a partition from an offset up to another; empty if there are none.
+    """
+    texts = [
+        f"{place.topic}:{place.partition} is folded up to {start}, but the batch continues at {end}, and {known}"
+        for place, start, end in absent
+        if (known := why(place, start, end))
+    ]
+    if not texts:
+        return []
+    more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
+    remedy = (
+        "Deliver them first: start the stream at startingOffsets=earliest with a new checkpoint, or fold an archive that has "
+        "them. To let a flow begin where its stream begins, use start='delivered'. Accept the risk to go on without them"
+    )
+    return [unsafe(Risk.GAP, f"flow {flow}: {'; '.join(texts[:SHOWN])}{more}", remedy)]
+
+
+def contradictions(flow: str, delivered: Iterable[Delivered], positions: Mapping[TopicPartition, int]) -> list[str]:
+    """Texts about offsets that stand for two records: those of two topics of one name, or of two clusters."""
+    return [
+        f"flow {flow}: {one.place.topic}:{one.place.partition} has two different records at offset {offset}"
+        for one in delivered
+        for offset in one.contradicted
+        if offset >= positions.get(one.place, 0)
+    ]

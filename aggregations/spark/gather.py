@@ -1,0 +1,285 @@
+"""Brings the rows of a DataFrame to the tasks that fold them: every partition of a topic whole, in order, once.
+
+    the DataFrame's tasks: cut by topic and partition, as Arrow | one task for each slot: order, drop what came twice
+
+Between the two, blocks of many records move, never single rows. What the second step made is kept until the batch is
+committed: attempts at the batch fold the same records.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from py4j.protocol import Py4JError
+from pyspark import RDD, StorageLevel
+
+from aggregations.engine.message_objects import HEADERS
+from aggregations.engine.ranges import Range
+from aggregations.errors import FlowError, RunRefusedError, TasksLostError
+from aggregations.run.deliveries import SHOWN, Delivered, joined
+from envelope import TopicPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+COLUMNS: Final[Mapping[str, str]] = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+}
+"""Columns of Spark's Kafka source that are read, with their types."""
+HEADER_TYPES: Final = ("array<struct<key:string,value:binary>>",)
+CHUNK_RECORDS: Final = 50_000
+"""Most records of one block; see `aggregations.engine.fetch.CHUNK_RECORDS`."""
+CHUNK_BYTES: Final = 64 << 20
+"""Bytes of records after which a block is complete."""
+_RECORD: Final = pa.schema(
+    [("key", pa.binary()), ("value", pa.binary()), ("offset", pa.int64()), ("timestamp", pa.timestamp("ms"))]
+)
+_BLOCK: Final = "topic string, partition int, records binary"
+_NOWHERE: Final = ""
+"""Topic of a block that stands for rows without a topic, a partition or an offset."""
+
+Chunk = tuple[Delivered, bytes]
+"""Some records of one partition, in order: what they are, and an Arrow stream of `_RECORD`, or with `headers`."""
+
+
+def check_rows(rows: "DataFrame", flow: str, *, headers: bool) -> None:
+    """Check that a DataFrame has the columns of Spark's Kafka source.
+
+    Raises:
+        FlowError: It lacks one, one has another type, or it is a DataFrame of Spark Connect.
+    """
+    if not hasattr(rows, "_jdf"):
+        raise FlowError(
+            f"flow {flow}: aggregators need a classic Spark session (got {type(rows).__module__}.{type(rows).__name__}); "
+            "run the program with spark-submit, or with SPARK_REMOTE unset"
+        )
+    types = dict(rows.dtypes)
+    needed = {**COLUMNS, **({"headers": HEADER_TYPES[0]} if headers else {})}
+    for name, kind in needed.items():
+        if name not in types:
+            option = '; give the stream option("includeHeaders", True)' if name == "headers" else ""
+            raise FlowError(
+                f"flow {flow}: the DataFrame has no column {name!r}; it needs the columns of Spark's Kafka source: "
+                f"{', '.join(needed)}{option}"
+            )
+        if types[name] != kind:
+            raise FlowError(f"flow {flow}: column {name!r} is {types[name]}; it must be {kind}, so cast it")
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The records of a batch, kept by Spark until `release`.
+
+    Attributes:
+        delivered: What there is of each partition.
+        rows: The records, in one partition for each slot.
+    """
+
+    delivered: Mapping[TopicPartition, Delivered]
+    rows: "RDD[Chunk]"
+
+    def release(self) -> None:
+        """Let Spark drop the records."""
+        with suppress(Py4JError, ConnectionError, AttributeError):  # Spark may have ended
+            self.rows.unpersist()
+
+
+def gather(rows: "DataFrame", flow: str, slots: int, *, topics: Iterable[str], headers: bool) -> Gathered:
+    """Order the rows of a DataFrame and keep them.
+
+    Args:
+        rows: The DataFrame; see `check_rows`.
+        flow: Name of the flow.
+        slots: Number of slots; a partition is in the slot of its number.
+        topics: Topics that the flow reads.
+        headers: Read headers, too.
+
+    Raises:
+        RunRefusedError: A row is of another topic, or has no topic, partition or offset.
+    """
+    names = [*COLUMNS, *(["headers"] if headers else [])]
+    blocks = rows.select(*names).mapInArrow(_cut, _BLOCK).rdd.map(_by_slot)
+    ordered = blocks.partitionBy(slots, int).mapPartitions(_ordered, preservesPartitioning=True)
+    kept = ordered.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        delivered = joined(kept.map(_what).collect())
+        known = {*topics}
+        for place in delivered:
+            if place.topic == _NOWHERE:
+                raise RunRefusedError(
+                    f"flow {flow}: the DataFrame has rows without a topic, partition or offset; filter them out"
+                )
+            if place.topic not in known:
+                raise RunRefusedError(
+                    f"flow {flow}: the DataFrame has rows of topic {place.topic}, and the flow reads {', '.join(sorted(known))}; "
+                    "filter them out, or subscribe to these topics only"
+                )
+    except BaseException:
+        kept.unpersist()
+        raise
+    return Gathered(delivered, kept)
+
+
+def _what(chunk: Chunk) -> Delivered:
+    return chunk[0]
+
+
+def _by_slot(row: Any) -> tuple[int, tuple[str, int, bytes]]:
+    return row.partition, (row.topic, row.partition, bytes(row.records))
+
+
+def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Divide rows by topic and partition, in blocks of many."""
+    waiting: dict[tuple[str, int], list[pa.RecordBatch]] = {}
+    rows = size = 0
+    for batch in batches:
+        for place, part in _divided(batch):
+            waiting.setdefault(place, []).append(part)
+            rows, size = rows + part.num_rows, size + part.nbytes
+        if rows >= CHUNK_RECORDS or size >= CHUNK_BYTES:
+            yield from _blocks(waiting)
+            waiting, rows, size = {}, 0, 0
+    yield from _blocks(waiting)
+
+
+def _divided(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
+    topic, partition, offset = (batch.column(name) for name in ("topic", "partition", "offset"))
+    if topic.null_count or partition.null_count or offset.null_count:
+        yield (_NOWHERE, 0), _records(batch.slice(0, 0))
+        return
+    if not batch.num_rows:
+        return
+    codes = topic.dictionary_encode()
+    names, lowest = codes.dictionary.to_pylist(), pc.min_max(partition).as_py()
+    if len(names) == 1 and lowest["min"] == lowest["max"]:
+        yield (names[0], lowest["min"]), _records(batch)
+        return
+    for code, name in enumerate(names):
+        mine = pc.equal(codes.indices, code)
+        for number in pc.unique(partition.filter(mine)).to_pylist():
+            yield (name, number), _records(batch.filter(pc.and_(mine, pc.equal(partition, number))))
+
+
+def _records(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns of a block, in the types of `_RECORD`."""
+    arrays = [batch.column("key").cast(pa.binary()), batch.column("value").cast(pa.binary()), batch.column("offset")]
+    arrays.append(pc.cast(batch.column("timestamp"), pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.timestamp("ms")))
+    names = list(_RECORD.names)
+    if "headers" in batch.schema.names:
+        arrays.append(batch.column("headers").cast(HEADERS))
+        names.append("headers")
+    return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def _blocks(waiting: Mapping[tuple[str, int], Sequence[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    for (topic, partition), parts in waiting.items():
+        columns = [[topic], [partition], [_stream(pa.Table.from_batches(parts))]]
+        types = [pa.string(), pa.int32(), pa.binary()]
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, names=["topic", "partition", "records"])
+
+
+def _stream(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    written: bytes = sink.getvalue().to_pybytes()
+    return written
+
+
+def _ordered(blocks: Iterable[tuple[int, tuple[str, int, bytes]]]) -> Iterator[Chunk]:
+    """Order the records of every partition, and leave out what came twice."""
+    found: dict[tuple[str, int], list[pa.Table]] = {}
+    for _, (topic, partition, records) in blocks:
+        found.setdefault((topic, partition), []).append(_table(records))
+    for (topic, partition), parts in sorted(found.items()):
+        yield from _chunks(TopicPartition(topic, partition), pa.concat_tables(parts))
+
+
+def _table(records: bytes) -> pa.Table:
+    return pa.ipc.open_stream(pa.py_buffer(records)).read_all()
+
+
+def _chunks(place: TopicPartition, table: pa.Table) -> Iterator[Chunk]:
+    offsets = table.column("offset").combine_chunks()
+    steps = pc.pairwise_diff(offsets) if len(offsets) else offsets
+    contradicted: tuple[int, ...] = ()
+    if len(offsets) > 1 and pc.min(steps).as_py() <= 0:
+        table = table.take(pc.sort_indices(offsets)) if pc.min(steps).as_py() < 0 else table
+        table, contradicted = _unique(table)
+    size = max(table.nbytes // max(table.num_rows, 1), 1)
+    most = min(CHUNK_RECORDS, max(CHUNK_BYTES // size, 1))
+    for start in range(0, max(table.num_rows, 1), most):
+        part = table.slice(start, most).combine_chunks()
+        yield _described(place, part, contradicted if not start else ()), _stream(part)
+
+
+def _unique(table: pa.Table) -> tuple[pa.Table, tuple[int, ...]]:
+    """The first row of each offset, and the offsets whose rows differ; the rows are in order of offsets."""
+    offsets = table.column("offset").combine_chunks()
+    first = pa.concat_arrays([pa.array([True]), pc.not_equal(offsets[1:], offsets[:-1])])
+    again = pc.indices_nonzero(pc.invert(first)).to_pylist()
+    contradicted: list[int] = []
+    for row in again:
+        if len(contradicted) < SHOWN and not table.slice(row, 1).equals(table.slice(row - 1, 1)):
+            contradicted.append(offsets[row].as_py())
+    return table.filter(first), tuple(dict.fromkeys(contradicted))
+
+
+def _described(place: TopicPartition, table: pa.Table, contradicted: tuple[int, ...]) -> Delivered:
+    offsets = table.column("offset").combine_chunks()
+    if not len(offsets):
+        return Delivered(place, 0, 0, 0)
+    first, last = offsets[0].as_py(), offsets[-1].as_py()
+    holes: list[tuple[int, int]] = []
+    if last - first + 1 > len(offsets):
+        steps = pc.subtract(offsets[1:], offsets[:-1])
+        wide = pc.indices_nonzero(pc.greater(steps, 1)).to_pylist()[:SHOWN]
+        holes = [(offsets[row].as_py() + 1, offsets[row + 1].as_py()) for row in wide]
+    return Delivered(place, first, last + 1, len(offsets), tuple(holes), contradicted)
+
+
+def tables(chunks: Iterable[Chunk], ranges: Sequence[Range]) -> Iterator[pa.Table]:
+    """The records of some ranges, as `aggregations.engine.fetch.Fetcher.read` yields them: those of a topic together.
+
+    Args:
+        chunks: What a slot has, in order.
+        ranges: The ranges that are folded.
+    """
+    wanted = {one.place: one for one in ranges}
+    for what, records in chunks:
+        one = wanted.get(what.place)
+        if one is None or what.end <= one.start or what.first >= one.end:
+            continue
+        table = _table(records)
+        if what.first < one.start or what.end > one.end:
+            offsets = table.column("offset")
+            inside = pc.and_(pc.greater_equal(offsets, one.start), pc.less(offsets, one.end))
+            table = table.filter(inside)
+        yield _with_place(table, what.place)
+
+
+def _with_place(table: pa.Table, place: TopicPartition) -> pa.Table:
+    rows = table.num_rows
+    topics = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), rows), pa.array([place.topic]))
+    partitions = pa.repeat(pa.scalar(place.partition, pa.int32()), rows)
+    return table.append_column("topic", topics).append_column("partition", partitions)
+
+
+def check_same(chunks: Sequence[Chunk], delivered: Mapping[TopicPartition, Delivered], slot: int, slots: int) -> None:
+    """Check that a slot still has what the driver was told: Spark reads rows again that it has lost.
+
+    Raises:
+        TasksLostError: It has other records.
+    """
+    mine = {place: one for place, one in delivered.items() if place.partition % slots == slot}
+    if joined(map(_what, chunks)) != mine:
+        raise TasksLostError("Spark lost records of the batch, and its source delivered others when it was read again")

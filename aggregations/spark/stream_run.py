@@ -1,0 +1,212 @@
+"""One run of a flow whose batches Spark delivers: rows of a DataFrame, or ranges that the flow's tasks read from Kafka."""
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pyspark import SparkContext
+
+from aggregations.definition.flow import Flow
+from aggregations.engine.clients import close_own, of_own, use_own
+from aggregations.engine.engine import Engine
+from aggregations.engine.opening import Opening
+from aggregations.engine.options import RunOptions
+from aggregations.engine.probe import Probe
+from aggregations.engine.ranges import Range, within
+from aggregations.engine.retry import StoppedError
+from aggregations.errors import RunRefusedError
+from aggregations.report import Report
+from aggregations.run.deliveries import Delivered, contradictions, gaps, missing, new
+from aggregations.run.plan import grown
+from aggregations.run.risks import refuse
+from aggregations.run.turns import batch_to_repeat
+from aggregations.spark.action import Action
+from aggregations.spark.gather import gather
+from envelope import TopicPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class StreamRun:
+    """One run of a flow, whose batches a query of Spark's delivers.
+
+    Args:
+        flow: The flow.
+        options: Its options, checked.
+        opening: The run, begun.
+        spark: The context.
+        progress: Called after each commit with its report.
+        stop: Set to end after the commit under way.
+        begins_anywhere: Partitions that were never read begin where they are first delivered.
+
+    Attributes:
+        action: Executes batches.
+        engine: Commits them.
+    """
+
+    def __init__(
+        self,
+        flow: Flow[Any],
+        options: RunOptions,
+        opening: Opening,
+        spark: SparkContext,
+        progress: Callable[[Report], None] | None,
+        stop: threading.Event,
+        begins_anywhere: bool,
+    ) -> None:
+        self._flow, self._options, self._opening, self._run = flow, options, opening, opening.run
+        self._resources = ExitStack()
+        self._resources.callback(opening.run.close)
+        self._probe: Probe | None = None
+        if options.kafka is not None and opening.topics is not None:
+            own = of_own(options.kafka, opening.topics, {})
+            use_own(own)
+            self._resources.callback(close_own, own)
+            self._probe = Probe(options.kafka, opening.topics, f"headwater-{flow.name}")
+            self._resources.callback(self._probe.close)
+        self.action = Action(spark, flow)
+        self._lows = {
+            TopicPartition(plan.topic, one.partition): one.low for plan in opening.plans for one in plan.partitions
+        }
+        self._begins_anywhere = begins_anywhere
+        self.engine = Engine(flow, opening, self.action, options, progress=progress, stop=stop)
+        self._resources.callback(self.engine.close)
+
+    def begin(self) -> None:
+        """Complete what a crashed run left."""
+        self.engine.begin()
+
+    def close(self, *, clean: bool) -> None:
+        """End the run; if it was clean, note it."""
+        with self._resources:
+            if clean:
+                self.engine.finish()
+
+    def fold(self, rows: "DataFrame", *, every: bool) -> None:
+        """Fold and commit what is new of some rows.
+
+        Args:
+            rows: The rows.
+            every: Every offset that is missing between them is looked for. Otherwise, with access to the broker, only the
+                first one of each partition: a topic with transactions has some in every batch.
+
+        Raises:
+            RunRefusedError: Offsets are missing before them.
+            StoppedError: The run was stopped before everything was committed.
+        """
+        gathered = gather(
+            rows, self._flow.name, self.action.routes, topics=self._flow.topics, headers=self._flow.reads_headers
+        )
+        try:
+            self.engine.batches.check_source()  # only now: if a topic is still the driver's, the rows belong to it
+            self._check(gathered.delivered, every=every)
+            self.action.gathered = gathered
+            self._commit(gathered.delivered)
+        finally:
+            self.action.gathered = None
+            gathered.release()
+
+    def fold_ranges(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Fold and commit what tasks read from Kafka, from where the flow stands up to these ends."""
+        self.engine.commit_all(partial(self.engine.left, ends), self._options.max_records)
+
+    def fold_archive(self, rows: "DataFrame") -> Report:
+        """Fold and commit an archive in parts; see `Aggregator.fold`."""
+        from pyspark.sql import functions as f
+
+        places = rows.groupBy("topic", "partition").agg(f.min("offset").alias("first"), f.max("offset").alias("last"))
+        ends = {
+            TopicPartition(one.topic, one.partition): (one.first, one.last + 1)
+            for one in places.collect()
+            if None not in one
+        }
+        done = dict.fromkeys(ends, 0)
+        while part := self._part(ends, done):
+            chosen = f.lit(False)
+            for one in part:
+                here = (f.col("topic") == one.topic) & (f.col("partition") == one.partition)
+                chosen |= here & (f.col("offset") >= one.start) & (f.col("offset") < one.end)
+            self.fold(rows.filter(chosen), every=True)
+            done |= {one.place: one.end for one in part}
+        return self.engine.total
+
+    def _part(self, ends: Mapping[TopicPartition, tuple[int, int]], done: Mapping[TopicPartition, int]) -> list[Range]:
+        """The next part of an archive: at most so many offsets, those of the archive's partitions in proportion."""
+        start = self._run.start
+        left = [
+            Range(place.partition, begin, end, place.topic)
+            for place, (first, end) in sorted(ends.items())
+            if (begin := max(first, done[place], start.get(place, 0))) < end
+        ]
+        return within(left, self._options.max_records)
+
+    def begin_reading(self) -> None:
+        """Let partitions that were never read begin where their logs do: from now on tasks read them."""
+        for plan in self._opening.plans:
+            its = self._run.positions(plan.topic)
+            starts = {one.partition: its.get(one.partition, 0) or one.low for one in plan.partitions}
+            self._run.start_at(plan.topic, plan.topic_id, starts, self._run.growths.get(plan.topic))
+
+    def _check(self, delivered: Mapping[TopicPartition, Delivered], *, every: bool) -> None:
+        """Refuse a batch in which something is missing before what is new; decide where new partitions begin."""
+        run, name = self._run, self._flow.name
+        if texts := contradictions(name, delivered.values(), run.start):
+            raise RunRefusedError(
+                f"{'; '.join(texts)}. They are of two topics of that name, or of two clusters: filter one of them out"
+            )
+        positions, begun = run.start, {}
+        for place, one in delivered.items():
+            if not positions.get(place):
+                # Nobody has read it: the flow begins where the log does, or where what is delivered before that begins.
+                low = one.first if self._begins_anywhere else self._lows.get(place, 0)
+                positions[place] = low if low <= one.first else 0
+                begun[place] = positions[place]
+        absent = missing(delivered.values(), positions)
+        if not every and self._probe is not None:
+            absent = [one for n, one in enumerate(absent) if one[0] not in {two[0] for two in absent[:n]}]
+        refuse(gaps(name, absent, self._known), self._options.accept)
+        for place, start in begun.items():
+            run.begin_at(place, start)
+        if begun:
+            run.note(run.changed())  # before anything is folded: a run after a crash must not begin elsewhere
+
+    def _known(self, place: TopicPartition, start: int, end: int) -> str:
+        """What is known of the records between two offsets; empty if there are none."""
+        if self._probe is None:
+            return "whether there are records cannot be known without the broker"
+        has = self._probe.holds_records(place, start, end)
+        return {None: "the topic does not have these offsets", True: "the topic has records there", False: ""}[has]
+
+    def _commit(self, delivered: Mapping[TopicPartition, Delivered]) -> None:
+        most, run = self._options.max_records, self._run
+        if absent := {place: end for place, end in batch_to_repeat(run).items() if _end(delivered, place) < end}:
+            named = ", ".join(f"{place.topic}:{place.partition} up to {end}" for place, end in absent.items())
+            raise RunRefusedError(
+                f"flow {self._flow.name}: a crashed run may have passed on records of {named}. Deliver all of them in one batch: "
+                "in another batch, a filter over all partitions would pass on other records"
+            )
+        held = set()
+        if self._flow.keeps_order:  # what added partitions hold comes after all that the others hold
+            held = {one for one in delivered if one not in run.start and run.positions(one.topic)}
+        self.engine.commit_all(
+            partial(self._left, {place: delivered[place] for place in delivered.keys() - held}), most
+        )
+        for topic in sorted({place.topic for place in held}):
+            if not self.engine.widen(topic) and (growth := run.growths.get(topic)) is not None:
+                refuse([grown(self._flow.name, topic, growth)], self._options.accept)
+        if held:
+            self.engine.commit_all(partial(self._left, {place: delivered[place] for place in held}), most)
+        if self._left(delivered):
+            raise StoppedError
+
+    def _left(self, delivered: Mapping[TopicPartition, Delivered]) -> list[Range]:
+        """What of a batch is not committed."""
+        left = new(delivered, self._run.start)
+        return [Range(place.partition, start, end, place.topic) for place, (start, end) in left.items()]
+
+
+def _end(delivered: Mapping[TopicPartition, Delivered], place: TopicPartition) -> int:
+    return delivered[place].end if place in delivered else 0
