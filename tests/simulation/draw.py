@@ -37,7 +37,8 @@ def draw_spec(seed: int) -> Spec:
     spec = _draw_filter(Random(f"filter {seed}"), spec)
     spec = _draw_service_filters(Random(f"service filters {seed}"), spec)
     spec = _draw_repairs(Random(f"repairs {seed}"), spec)
-    return _draw_rebuilds(Random(f"rebuilds {seed}"), spec)
+    spec = _draw_rebuilds(Random(f"rebuilds {seed}"), spec)
+    return _draw_stream(Random(f"stream {seed}"), spec)
 
 
 def draw(random: Random) -> Spec:
@@ -88,6 +89,13 @@ def _draw_outputs(random: Random, spec: Spec) -> Spec:
     if not (spec.publishes and stages) or random.random() < 0.5:
         return spec
     return replace(spec, publishes_before=random.choice(stages).name)
+
+
+def _draw_stream(random: Random, spec: Spec) -> Spec:
+    """Let Spark deliver the records of some worlds. A batch that has to be repeated as it was is another matter."""
+    if spec.flow.notes_batches or random.random() < 0.8:
+        return spec
+    return replace(spec, streamed=random.randrange(1, 1 << 30))
 
 
 def _draw_second(random: Random, spec: Spec) -> Spec:

@@ -6,15 +6,18 @@ from typing import Any
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow
+from aggregations.run import deliveries
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.plan import Broker, plan
 from aggregations.run.risks import refuse
 from envelope import TopicPartition
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
+from tests.simulation import stream
 from tests.simulation.faults import Crash
 from tests.simulation.kafka import CLOCK, Cluster, Committed
 from tests.simulation.oracle import Violation
+from tests.simulation.stream import Checkpoint, delivered
 
 _MOST = 1000
 METADATA_MAX_AGE = 20.0
@@ -29,6 +32,7 @@ class Driver:
         cluster: The broker.
         stores: URL by stage.
         accept: Risks taken on purpose.
+        checkpoint: Spark's checkpoint, if Spark delivers the records.
         until: Offset by topic and partition up to which it reads, and does not tell the consumer group; None for a run that
             reads everything.
         rebuild: Further arguments of the runner.
@@ -44,6 +48,7 @@ class Driver:
         stores: Mapping[str, str],
         accept: Sequence[str] = (),
         *,
+        checkpoint: Checkpoint | None = None,
         until: Mapping[TopicPartition, int] | None = None,
         **rebuild: Any,
     ) -> None:
@@ -71,6 +76,13 @@ class Driver:
             TopicPartition(made.topic, partition): start for made in plans for partition, start in made.starts.items()
         }
 
+        self._checkpoint = checkpoint
+        if checkpoint is not None:
+            checkpoint.restart(self._highs())
+
+    def _highs(self) -> dict[TopicPartition, int]:
+        return {place: partition.high for place, partition in self._partitions()}
+
     @property
     def lag(self) -> int:
         """Number of unread records."""
@@ -85,8 +97,7 @@ class Driver:
         Raises:
             Crash: A topic was created again: the broker no longer knows its id.
         """
-        if any(self._cluster.topics[topic] is not log for topic, log in self.logs.items()):
-            raise Crash("a topic was created again while the engine ran")
+        self._check_topics()
         begun = self.runner.unfinished
         return [
             record
@@ -103,12 +114,57 @@ class Driver:
 
     def batch(self, limit: int, slow: int = -1) -> None:
         """Fold up to `limit` records of every partition but the slow one, and commit."""
+        if self._checkpoint is not None:
+            self._batch_of(self._checkpoint, limit, slow)
+            return
         records = self.records(limit, slow)
         self.runner.process(records)
         self.advance(records)
         if self._until is None:
             effect(CommitStep.RETURN, lambda: None)
             effect(CommitStep.OFFSETS, self.commit)
+
+    def _batch_of(self, checkpoint: Checkpoint, limit: int, slow: int) -> None:
+        """Fold what is new of the batch that Spark delivers. If it is refused, the query gets a new checkpoint."""
+        self._check_topics()
+        slowly = TopicPartition(self.topics[0], slow)
+        planned = checkpoint.next({place: end for place, end in self._highs().items() if place != slowly}, limit)
+        if not planned and self.lag:  # a checkpoint that is ahead: the lag of the group shows it, or the next record
+            checkpoint.reset()
+        rows = checkpoint.rows(
+            [
+                record
+                for place, (start, end) in planned.items()
+                for record in self._cluster.read(*place, start, _MOST)
+                if record.offset < end
+            ]
+        )
+        run = self.runner.run
+        found = delivered(rows)
+        if deliveries.gaps(self.name, deliveries.missing(found.values(), run.start), self._known):
+            checkpoint.reset()
+            return
+        ranges = deliveries.new(found, run.start)
+        new = {
+            (row.topic, row.partition, row.offset): row
+            for row in rows
+            if (at := ranges.get(TopicPartition(row.topic, row.partition))) and at[0] <= row.offset < at[1]
+        }
+        if new and stream.is_to_be_folded(checkpoint.committed, run.batch - 2):
+            self.runner.process([new[place] for place in sorted(new)])
+        self.next |= run.start
+        effect(CommitStep.RETURN, lambda: None)
+        effect(CommitStep.OFFSETS, self.commit)
+        if planned:
+            checkpoint.commit()
+
+    def _known(self, place: TopicPartition, start: int, end: int) -> str:
+        has = any(record.offset < end for record in self._cluster.read(*place, start, 1))
+        return "it has records there" if has else ""
+
+    def _check_topics(self) -> None:
+        if any(self._cluster.topics[topic] is not log for topic, log in self.logs.items()):
+            raise Crash("a topic was created again while the engine ran")
 
     def commit(self) -> None:
         """Commit the consumer group's offsets, unless a newer run does.

@@ -227,6 +227,7 @@ class Spec:
         aside: What it publishes before a stage is published by a branch; if a filter fails before that stage, in it.
         repairs: States are spoiled, and an operator mends them by their keys.
         rebuilds: An operator rebuilds the states, swaps generations, and returns to the one before.
+        streamed: Spark delivers the flow's records, by a checkpoint of which this is the seed; 0 if the flow reads them.
         folds: False for a flow without a stage: its only `stages` entry, `end`, names what its steps make of an element.
     """
 
@@ -254,6 +255,7 @@ class Spec:
     deduplicates: str = ""
     repairs: bool = False
     rebuilds: bool = False
+    streamed: int = 0
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from tests.simulation.live import Live
 from tests.simulation.oracle import Oracle, Violation
 from tests.simulation.service import At, Outgoing, Service, payload_of, published, rooted
 from tests.simulation.stores import SCHEME, Copy, SimulatedStore, forget, open_store
+from tests.simulation.stream import Checkpoint
 from tests.simulation.topology import FLOW, Spec, event
 from tests.simulation.watch import Watch
 
@@ -88,6 +89,7 @@ class World:
         self.zombies: list[tuple[Process, Script]] = []
         self.stale: list[tuple[Process, Script]] = []
         self.copies: list[dict[str, Copy]] = []
+        self._checkpoint = Checkpoint(spec.streamed) if spec.streamed else None
         self.redriven_at: dict[At, str] = {}
         self.audit: Audit | None = None
         if spec.audit:
@@ -254,7 +256,8 @@ class World:
         accept = [Risk.TOPIC_RECREATED] if self.spec.recreates else []
         flow, last = changed(self.spec, change), self.spec.stages[-1].name
         urls = {name: self.urls.get(name, self.urls[last]) for name in flow.stage_names}
-        driver = Driver(flow, self.cluster, urls, accept, **rebuild)
+        checkpoint = None if rebuild else self._checkpoint
+        driver = Driver(flow, self.cluster, urls, accept, checkpoint=checkpoint, **rebuild)
         if not rebuild:
             self._drivers.append((driver, 0, 0))
         return driver

@@ -15,6 +15,7 @@ from tests.simulation.bugs import (
     sources,
     stages,
     stores,
+    streams,
 )
 from tests.simulation.functions import OUT
 from tests.simulation.patch import Patch
@@ -33,6 +34,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     **routes.BUGS,
     **sources.BUGS,
     **stores.BUGS,
+    **streams.BUGS,
 }
 """Name to what is wrong, and the patches that make it so."""
 
@@ -46,6 +48,7 @@ MATTERS: Mapping[str, Callable[[Spec], bool]] = {
     "rebuild-holds-no-outputs": lambda spec: spec.rebuilds and spec.publishes,
     "rebuild-keeps-sent-outputs": lambda spec: spec.rebuilds and spec.publishes,
     **dict.fromkeys(sources.BUGS, lambda spec: spec.second),
+    **streams.MATTERS,
     "relay-is-known-by-one-source": lambda spec: spec.second and not spec.folds,
     "outputs-not-marked": lambda spec: spec.audit == OUT,
     "outputs-before-a-stage-not-listed": lambda spec: bool(spec.publishes_before),
