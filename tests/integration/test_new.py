@@ -36,6 +36,7 @@ def test_a_new_project_counts_every_order_once_although_its_republisher_is_kille
 
     done("headwater", "new", "shop")
     done("make", "-C", "shop", "crash", "ORDERS=150")
+    assert " records folded" in done("make", "-C", "shop", "produce", "republish", "submit", "ORDERS=50")
 
     pieces: Counter[str] = Counter()
     cents: Counter[str] = Counter()

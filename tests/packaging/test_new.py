@@ -38,4 +38,4 @@ def test_its_flow_can_be_described(installed, project: Path) -> None:
 
 def test_make_lists_its_targets(installed, project: Path) -> None:
     shown = used(installed, project, "make")
-    assert {line.split()[1] for line in shown.splitlines()} >= {"test", "run", "crash", "down"}
+    assert {line.split()[1] for line in shown.splitlines()} >= {"test", "run", "crash", "submit", "down"}

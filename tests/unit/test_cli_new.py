@@ -11,7 +11,7 @@ from jobs.cli.errors import Exit
 from jobs.new import template
 from tests.support.cli import run
 
-FILES = ["Makefile", "README.md", ".gitignore", "produce.py", "republisher.py", "shop.py", "test_shop.py"]
+FILES = ["Makefile", "README.md", ".gitignore", "job.py", "produce.py", "republisher.py", "shop.py", "test_shop.py"]
 COMMANDS = ["pip install pytest", "make test", "make run"]
 
 
