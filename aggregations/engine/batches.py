@@ -6,6 +6,7 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
@@ -319,6 +320,13 @@ class Batches:
         with suppress(BrokerError):
             for topic, topic_id in self._opening.topic_ids.items():
                 check_source(self._opening.topics, self._flow, topic, topic_id)
+
+    def check_topics(self) -> None:
+        """Raise if a source was replaced by another topic of that name; a broker that does not answer is asked again."""
+        topics = self._opening.topics
+        if topics is not None:
+            for topic, topic_id in self._opening.topic_ids.items():
+                self._repeated(f"id of {topic}", partial(check_source, topics, self._flow, topic, topic_id))
 
     def pause(self, what: str, attempt: int, error: Exception) -> None:
         """Wait before the next attempt.

@@ -26,8 +26,8 @@ class Delivered:
         first: First offset.
         end: Offset after the last one.
         records: Number of records.
-        holes: Offsets without a record in between: (first, end after the last), at most `SHOWN` of each part of the batch.
-        contradicted: Offsets of which two records with different content were delivered, at most `SHOWN` of them.
+        holes: Offsets without a record in between: (first, end after the last).
+        contradicted: Offsets of which two records with different content were delivered.
     """
 
     place: TopicPartition
@@ -39,7 +39,7 @@ class Delivered:
 
 
 SHOWN: Final = 8
-"""Holes and contradicted offsets of a partition that are named."""
+"""Partitions, or offsets, that an error names."""
 
 
 def joined(parts: Iterable[Delivered]) -> dict[TopicPartition, Delivered]:
@@ -57,26 +57,27 @@ def joined(parts: Iterable[Delivered]) -> dict[TopicPartition, Delivered]:
             part.end,
             before.records + part.records,
             (*before.holes, *between, *part.holes),
-            (*before.contradicted, *part.contradicted)[:SHOWN],
+            (*before.contradicted, *part.contradicted),
         )
     return whole
 
 
 def missing(
     delivered: Iterable[Delivered], positions: Mapping[TopicPartition, int]
-) -> list[tuple[TopicPartition, int, int]]:
-    """Offsets that should have been delivered, before what is new and within it: (partition, first, end after the last).
+) -> dict[TopicPartition, list[tuple[int, int]]]:
+    """Offsets that should have been delivered, before what is new and within it: (first, end after the last), ascending.
 
     Args:
         delivered: The batch.
         positions: Next offset by partition; 0 for partitions that it does not name.
     """
-    found = []
+    found: dict[TopicPartition, list[tuple[int, int]]] = {}
     for one in delivered:
         start = positions.get(one.place, 0)
-        if one.first > start:
-            found.append((one.place, start, one.first))
-        found += [(one.place, max(first, start), end) for first, end in one.holes if end > start]
+        before = [(start, one.first)] if one.first > start else []
+        spans = [*before, *((max(first, start), end) for first, end in one.holes if end > start)]
+        if spans:
+            found[one.place] = spans
     return found
 
 
@@ -92,19 +93,21 @@ def new(
 
 
 def gaps(
-    flow: str, absent: Sequence[tuple[TopicPartition, int, int]], why: Callable[[TopicPartition, int, int], str]
+    flow: str,
+    absent: Mapping[TopicPartition, Sequence[tuple[int, int]]],
+    why: Callable[[TopicPartition, Sequence[tuple[int, int]]], str],
 ) -> list[Finding]:
     """A finding about offsets that were not delivered, if there is something to say about one of them.
 
     Args:
         flow: Name of the flow.
         absent: From `missing`.
-        why: Returns what is known of the records of a partition from an offset up to another; empty if there are none.
+        why: Returns what is known of the records of a partition in some spans of offsets; empty if there are none.
     """
     texts = [
-        f"{place.topic}:{place.partition} is folded up to {start}, but the batch continues at {end}, and {known}"
-        for place, start, end in absent
-        if (known := why(place, start, end))
+        f"{place.topic}:{place.partition} is folded up to {spans[0][0]}, but the batch continues at {spans[0][1]}, and {known}"
+        for place, spans in sorted(absent.items())
+        if (known := why(place, spans))
     ]
     if not texts:
         return []
@@ -117,10 +120,11 @@ def gaps(
 
 
 def contradictions(flow: str, delivered: Iterable[Delivered], positions: Mapping[TopicPartition, int]) -> list[str]:
-    """Texts about offsets that stand for two records: those of two topics of one name, or of two clusters."""
-    return [
+    """Texts about new offsets that stand for two records: those of two topics of one name, or of two clusters."""
+    texts = [
         f"flow {flow}: {one.place.topic}:{one.place.partition} has two different records at offset {offset}"
         for one in delivered
         for offset in one.contradicted
         if offset >= positions.get(one.place, 0)
     ]
+    return texts[:SHOWN]

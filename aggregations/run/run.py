@@ -328,15 +328,15 @@ class Run:
         self.save_everywhere(self.manifest)
 
     def begin_at(self, place: TopicPartition, offset: int) -> None:
-        """Begin a partition that was never read at an offset; its first batch notes it."""
+        """Begin a partition at an offset, or go on there after an accepted gap. The caller notes it."""
         before = self.manifest or Manifest(self.epoch, 0, **self.ledger.fields())
         topic, partition = place
         positions = {**before.positions.get(topic, {}), partition: Progress(offset)}
-        given = {**before.starting_offsets.get(topic, {}), **({partition: offset} if offset else {})}
+        given = {**before.starting_offsets.get(topic, {}), partition: offset}
         self.manifest = msgspec.structs.replace(
             before,
             positions={**before.positions, topic: positions},
-            starting_offsets={**before.starting_offsets, **({topic: given} if given else {})},
+            starting_offsets={**before.starting_offsets, topic: given},
         )
 
     def note_growth(self) -> None:

@@ -89,6 +89,7 @@ class Aggregator:
         self._stop = stop or threading.Event()
         self._reads = False  # Kafka itself
         self._closed = False
+        self._total = Report()
         self._lock = threading.Lock()
         self._context = Context()
         self._opening: Opening | None = None
@@ -113,7 +114,7 @@ class Aggregator:
         if self._plan is None or batch.columns != [*COLUMNS]:
             self._check(batch)
             with self._turn(batch) as run:
-                self._context.run(run.fold, batch, every=False)
+                self._context.run(run.fold, batch)
             return
         with self._turn(batch) as run:
             began, before = time.monotonic(), run.engine.total.batches
@@ -162,6 +163,8 @@ class Aggregator:
             raise FlowError(
                 f"flow {self.flow.name}: read_stream() reads Kafka itself; give kafka=, the settings of its broker"
             )
+        if _running(spark, self._query) is not None:
+            raise FlowError(f"flow {self.flow.name}: a query of this aggregator runs; stop it before read_stream()")
         self._spark, self._reads = spark.sparkContext, True
         self._opened(self._spark).begin_reading()
         self._plan = KafkaPlan(
@@ -205,8 +208,8 @@ class Aggregator:
 
     @property
     def total(self) -> Report:
-        """The counts of the current run."""
-        return self._run.engine.total if self._run is not None else Report()
+        """The counts of the current run, or of the last one."""
+        return self._run.engine.total if self._run is not None else self._total
 
     def close(self) -> None:
         """End the run cleanly; stop the query first. Without it, the next run takes this one for crashed, which costs only time."""
@@ -227,6 +230,10 @@ class Aggregator:
         if self.options.history is not None:
             raise FlowError(
                 f"flow {self.flow.name}: history= is for ranges of Kafka; fold an archive with Aggregator.fold"
+            )
+        if self._plan is not None:
+            raise FlowError(
+                f"flow {self.flow.name}: this aggregator reads Kafka itself (read_stream()); fold rows with another one"
             )
         if self.options.start != EARLIEST:
             raise FlowError(
@@ -283,6 +290,10 @@ class Aggregator:
         self._abandon(clean=False)
 
     def _opened(self, spark: SparkContext) -> StreamRun:
+        if self._closed:
+            raise FlowError(
+                f"flow {self.flow.name}: this aggregator is closed; make another one with flow.aggregator()"
+            )
         if self._run is not None and self._run.action.spark is not spark:
             self._abandon(clean=False)
         if self._run is None:
@@ -296,7 +307,11 @@ class Aggregator:
             assert self._opening is not None
             opening, self._opening = self._opening, None
             given = self.flow, self.options, opening, spark, self._progress, self._stop, self._anywhere
-            self._run = self._context.run(StreamRun, *given)
+            try:
+                self._run = self._context.run(StreamRun, *given)
+            except BaseException:
+                opening.run.close()
+                raise
             self._context.run(self._run.begin)
         return self._run
 
@@ -304,6 +319,7 @@ class Aggregator:
         """End the run, if there is one."""
         if self._run is not None:
             run, self._run = self._run, None
+            self._total = run.engine.total
             self._context.run(run.close, clean=clean)
         if self._opening is not None:  # Spark has not started
             opening, self._opening = self._opening, None

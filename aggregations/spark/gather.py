@@ -19,7 +19,7 @@ from pyspark import RDD, StorageLevel
 from aggregations.engine.message_objects import HEADERS
 from aggregations.engine.ranges import Range
 from aggregations.errors import FlowError, RunRefusedError, TasksLostError
-from aggregations.run.deliveries import SHOWN, Delivered, joined
+from aggregations.run.deliveries import Delivered, joined
 from envelope import TopicPartition
 
 if TYPE_CHECKING:
@@ -110,7 +110,10 @@ def gather(rows: "DataFrame", flow: str, slots: int, *, topics: Iterable[str], h
     ordered = blocks.partitionBy(slots, int).mapPartitions(_ordered, preservesPartitioning=True)
     kept = ordered.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        delivered = joined(kept.map(_what).collect())
+        told = kept.mapPartitions(_whats).collect()
+        if len(told) != slots:  # PySpark takes a stream of results that breaks off for a complete one
+            raise TasksLostError(f"Spark delivered what {len(told)} tasks of {slots} gathered")
+        delivered = joined(one for its in told for one in its)
         known = {*topics}
         for place in delivered:
             if place.topic == _NOWHERE:
@@ -130,6 +133,10 @@ def gather(rows: "DataFrame", flow: str, slots: int, *, topics: Iterable[str], h
 
 def _what(chunk: Chunk) -> Delivered:
     return chunk[0]
+
+
+def _whats(chunks: Iterable[Chunk]) -> Iterator[list[Delivered]]:
+    yield [*map(_what, chunks)]
 
 
 def _by_slot(row: Any) -> tuple[int, tuple[str, int, bytes]]:
@@ -227,10 +234,7 @@ def _unique(table: pa.Table) -> tuple[pa.Table, tuple[int, ...]]:
     offsets = table.column("offset").combine_chunks()
     first = pa.concat_arrays([pa.array([True]), pc.not_equal(offsets[1:], offsets[:-1])])
     again = pc.indices_nonzero(pc.invert(first)).to_pylist()
-    contradicted: list[int] = []
-    for row in again:
-        if len(contradicted) < SHOWN and not table.slice(row, 1).equals(table.slice(row - 1, 1)):
-            contradicted.append(offsets[row].as_py())
+    contradicted = [offsets[row].as_py() for row in again if not table.slice(row, 1).equals(table.slice(row - 1, 1))]
     return table.filter(first), tuple(dict.fromkeys(contradicted))
 
 
@@ -242,7 +246,7 @@ def _described(place: TopicPartition, table: pa.Table, contradicted: tuple[int, 
     holes: list[tuple[int, int]] = []
     if last - first + 1 > len(offsets):
         steps = pc.subtract(offsets[1:], offsets[:-1])
-        wide = pc.indices_nonzero(pc.greater(steps, 1)).to_pylist()[:SHOWN]
+        wide = pc.indices_nonzero(pc.greater(steps, 1)).to_pylist()
         holes = [(offsets[row].as_py() + 1, offsets[row + 1].as_py()) for row in wide]
     return Delivered(place, first, last + 1, len(offsets), tuple(holes), contradicted)
 

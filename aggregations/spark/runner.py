@@ -80,7 +80,7 @@ def run_flow(
             with session(f"headwater {flow.name}", modules=modules, master=master, conf=conf, stop=stop) as spark:
                 return _stream(aggregator, SparkSession(spark), checkpoint, stop)
         except StoppedError:  # while a server did not answer, or Spark started
-            return Report()
+            return aggregator.total
 
 
 def _stream(aggregator: Aggregator, spark: SparkSession, checkpoint: str | None, stop: threading.Event) -> Report:

@@ -17,6 +17,8 @@ from typing import Any, Final, NamedTuple, Protocol
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
+from aggregations.spark.sockets import socket_parent
+
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 except ImportError:
@@ -96,15 +98,19 @@ class PlanServer:
     def __init__(self, planner: Planner, failed: Callable[[Exception], None]) -> None:
         self._planner = planner
         self._failed = failed
-        self._directory = Path(tempfile.mkdtemp(prefix="headwater-plan-"))  # no other user may enter it
+        self._directory = Path(tempfile.mkdtemp(prefix="headwater-plan-", dir=socket_parent()))  # of this user only
         self.address = str(self._directory / "socket")
         self._listener = Listener(self.address, "AF_UNIX")
         self._lock = threading.Lock()
+        self._connections: list[Connection] = []
         threading.Thread(target=self._accept, name="headwater-plan", daemon=True).start()
 
     def close(self) -> None:
         """Stop to answer."""
         self._listener.close()
+        for connection in self._connections:
+            with suppress(OSError):
+                connection.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def _accept(self) -> None:
@@ -113,6 +119,7 @@ class PlanServer:
                 connection = self._listener.accept()
             except OSError:
                 return
+            self._connections.append(connection)
             threading.Thread(target=self._answer, args=(connection,), name="headwater-plan", daemon=True).start()
 
     def _answer(self, connection: Connection) -> None:

@@ -1,7 +1,7 @@
 """One run of a flow whose batches Spark delivers: rows of a DataFrame, or ranges that the flow's tasks read from Kafka."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,15 +13,15 @@ from aggregations.engine.clients import close_own, of_own, use_own
 from aggregations.engine.engine import Engine
 from aggregations.engine.opening import Opening
 from aggregations.engine.options import RunOptions
-from aggregations.engine.probe import Probe
+from aggregations.engine.probe import holds_records
 from aggregations.engine.ranges import Range, within
 from aggregations.engine.retry import StoppedError
-from aggregations.errors import RunRefusedError
+from aggregations.errors import RunRefusedError, TasksLostError
 from aggregations.report import Report
 from aggregations.run.deliveries import Delivered, contradictions, gaps, missing, new
 from aggregations.run.plan import grown
 from aggregations.run.risks import refuse
-from aggregations.run.turns import batch_to_repeat
+from aggregations.run.turns import batch_to_repeat, unfinished
 from aggregations.spark.action import Action
 from aggregations.spark.gather import gather
 from envelope import TopicPartition
@@ -60,18 +60,15 @@ class StreamRun:
         self._flow, self._options, self._opening, self._run = flow, options, opening, opening.run
         self._resources = ExitStack()
         self._resources.callback(opening.run.close)
-        self._probe: Probe | None = None
         if options.kafka is not None and opening.topics is not None:
             own = of_own(options.kafka, opening.topics, {})
             use_own(own)
             self._resources.callback(close_own, own)
-            self._probe = Probe(options.kafka, opening.topics, f"headwater-{flow.name}")
-            self._resources.callback(self._probe.close)
         self.action = Action(spark, flow)
         self._lows = {
             TopicPartition(plan.topic, one.partition): one.low for plan in opening.plans for one in plan.partitions
         }
-        self._begins_anywhere = begins_anywhere
+        self._begins_anywhere, self._stop = begins_anywhere, stop
         self.engine = Engine(flow, opening, self.action, options, progress=progress, stop=stop)
         self._resources.callback(self.engine.close)
 
@@ -85,13 +82,11 @@ class StreamRun:
             if clean:
                 self.engine.finish()
 
-    def fold(self, rows: "DataFrame", *, every: bool) -> None:
+    def fold(self, rows: "DataFrame") -> None:
         """Fold and commit what is new of some rows.
 
         Args:
             rows: The rows.
-            every: Every offset that is missing between them is looked for. Otherwise, with access to the broker, only the
-                first one of each partition: a topic with transactions has some in every batch.
 
         Raises:
             RunRefusedError: Offsets are missing before them.
@@ -101,8 +96,8 @@ class StreamRun:
             rows, self._flow.name, self.action.routes, topics=self._flow.topics, headers=self._flow.reads_headers
         )
         try:
-            self.engine.batches.check_source()  # only now: if a topic is still the driver's, the rows belong to it
-            self._check(gathered.delivered, every=every)
+            self.engine.batches.check_topics()  # only now: if a topic is still the driver's, the rows belong to it
+            self._check(gathered.delivered)
             self.action.gathered = gathered
             self._commit(gathered.delivered)
         finally:
@@ -110,7 +105,14 @@ class StreamRun:
             gathered.release()
 
     def fold_ranges(self, ends: Mapping[TopicPartition, int]) -> None:
-        """Fold and commit what tasks read from Kafka, from where the flow stands up to these ends."""
+        """Fold and commit what tasks read from Kafka, from where the flow stands up to these ends.
+
+        A batch that was begun is finished, though Spark may end this one before it.
+        """
+        begun = {
+            TopicPartition(topic, at): end for topic, its in unfinished(self._run).items() for at, end in its.items()
+        }
+        ends = {**ends, **{place: max(end, ends.get(place, 0)) for place, end in begun.items()}}
         self.engine.commit_all(partial(self.engine.left, ends), self._options.max_records)
 
     def fold_archive(self, rows: "DataFrame") -> Report:
@@ -129,8 +131,10 @@ class StreamRun:
             for one in part:
                 here = (f.col("topic") == one.topic) & (f.col("partition") == one.partition)
                 chosen |= here & (f.col("offset") >= one.start) & (f.col("offset") < one.end)
-            self.fold(rows.filter(chosen), every=True)
+            self.fold(rows.filter(chosen))
             done |= {one.place: one.end for one in part}
+        if left := [place for place, (_, end) in ends.items() if self._run.start.get(place, 0) < end]:
+            raise TasksLostError(f"Spark delivered less of {left[0].topic}:{left[0].partition} than it had counted")
         return self.engine.total
 
     def _part(self, ends: Mapping[TopicPartition, tuple[int, int]], done: Mapping[TopicPartition, int]) -> list[Range]:
@@ -150,8 +154,11 @@ class StreamRun:
             starts = {one.partition: its.get(one.partition, 0) or one.low for one in plan.partitions}
             self._run.start_at(plan.topic, plan.topic_id, starts, self._run.growths.get(plan.topic))
 
-    def _check(self, delivered: Mapping[TopicPartition, Delivered], *, every: bool) -> None:
-        """Refuse a batch in which something is missing before what is new; decide where new partitions begin."""
+    def _check(self, delivered: Mapping[TopicPartition, Delivered]) -> None:
+        """Refuse a batch in which something is missing; decide where partitions begin, and note it before anything is folded.
+
+        A run after a crash must neither begin elsewhere, nor take what an accepted gap left out for delivered.
+        """
         run, name = self._run, self._flow.name
         if texts := contradictions(name, delivered.values(), run.start):
             raise RunRefusedError(
@@ -159,25 +166,35 @@ class StreamRun:
             )
         positions, begun = run.start, {}
         for place, one in delivered.items():
-            if not positions.get(place):
-                # Nobody has read it: the flow begins where the log does, or where what is delivered before that begins.
+            if self._is_unread(place):
+                # The flow begins where the log does, or where what is delivered before that begins.
                 low = one.first if self._begins_anywhere else self._lows.get(place, 0)
-                positions[place] = low if low <= one.first else 0
-                begun[place] = positions[place]
+                positions[place] = begun[place] = low if low <= one.first else 0
         absent = missing(delivered.values(), positions)
-        if not every and self._probe is not None:
-            absent = [one for n, one in enumerate(absent) if one[0] not in {two[0] for two in absent[:n]}]
-        refuse(gaps(name, absent, self._known), self._options.accept)
+        refuse(found := gaps(name, absent, self._known), self._options.accept)
+        if found:
+            begun |= {
+                place: delivered[place].first for place, spans in absent.items() if spans[0][0] == positions.get(place)
+            }
         for place, start in begun.items():
             run.begin_at(place, start)
         if begun:
-            run.note(run.changed())  # before anything is folded: a run after a crash must not begin elsewhere
+            run.note(run.changed())
 
-    def _known(self, place: TopicPartition, start: int, end: int) -> str:
-        """What is known of the records between two offsets; empty if there are none."""
-        if self._probe is None:
+    def _is_unread(self, place: TopicPartition) -> bool:
+        """Whether nobody has read a partition; one that was added to a topic which is read begins at offset 0."""
+        run = self._run
+        given = run.manifest.starting_offsets.get(place.topic, {}) if run.manifest else {}
+        if run.start.get(place) or place.partition in given:
+            return False
+        return self._opening.topics is None or place in run.start or not run.positions(place.topic)
+
+    def _known(self, place: TopicPartition, spans: Sequence[tuple[int, int]]) -> str:
+        """What is known of the records in some spans of offsets; empty if there are none."""
+        settings, topics = self._options.kafka, self._opening.topics
+        if settings is None or topics is None:
             return "whether there are records cannot be known without the broker"
-        has = self._probe.holds_records(place, start, end)
+        has = holds_records(settings, topics, place, spans, self._stop.is_set)
         return {None: "the topic does not have these offsets", True: "the topic has records there", False: ""}[has]
 
     def _commit(self, delivered: Mapping[TopicPartition, Delivered]) -> None:

@@ -158,8 +158,8 @@ class Driver:
         if planned:
             checkpoint.commit()
 
-    def _known(self, place: TopicPartition, start: int, end: int) -> str:
-        has = any(record.offset < end for record in self._cluster.read(*place, start, 1))
+    def _known(self, place: TopicPartition, spans: Sequence[tuple[int, int]]) -> str:
+        has = any(record.offset < end for start, end in spans for record in self._cluster.read(*place, start, 1))
         return "it has records there" if has else ""
 
     def _check_topics(self) -> None:

@@ -12,7 +12,7 @@ from tests.support.commands import COMMANDS, IGNORED, Calls, plant, recorded_in
 from tests.unit.test_cli_forwarding import at, words
 
 ON_SPARK = COMMANDS["headwater run"]
-OF_SPARK = {"master", "conf"}
+OF_SPARK = {"master", "conf", "checkpoint"}
 CALLEE = "aggregations.local.run_local"
 
 
@@ -43,6 +43,7 @@ def test_an_option_of_a_run_on_spark_reaches_the_local_runner(
     [
         (["--runner", "local", "--master", "local[4]"], "--master is an option of Spark; remove it, or --runner local"),
         (["--runner", "local", "--conf", "spark.ui.port=4041"], "--conf is an option of Spark"),
+        (["--runner", "local", "--checkpoint", "logs"], "--checkpoint is an option of Spark"),
         (["--runner", "flink"], "--runner flink: write spark or local"),
     ],
 )

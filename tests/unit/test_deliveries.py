@@ -24,14 +24,14 @@ def test_what_is_in_is_left_out() -> None:
 
 def test_a_batch_that_begins_behind_the_position_is_missing_something() -> None:
     batch = {**delivered(A, 30, 50), **delivered(B, 10, 50)}
-    assert missing(batch.values(), {A: 20, B: 20}) == [(A, 20, 30)]
-    assert missing(batch.values(), {A: 30}) == [(B, 0, 10)]
-    assert missing(batch.values(), {A: 30, B: 10}) == []
+    assert missing(batch.values(), {A: 20, B: 20}) == {A: [(20, 30)]}
+    assert missing(batch.values(), {A: 30}) == {B: [(0, 10)]}
+    assert missing(batch.values(), {A: 30, B: 10}) == {}
 
 
 def test_holes_within_count_and_those_that_are_in_do_not() -> None:
     batch = delivered(A, 0, 50, holes=((5, 7), (18, 22), (40, 41)))
-    assert missing(batch.values(), {A: 20}) == [(A, 20, 22), (A, 40, 41)]
+    assert missing(batch.values(), {A: 20}) == {A: [(20, 22), (40, 41)]}
 
 
 def test_parts_are_joined_with_the_hole_between_them() -> None:
@@ -40,13 +40,13 @@ def test_parts_are_joined_with_the_hole_between_them() -> None:
 
 
 def test_a_gap_names_each_partition_once_with_one_remedy() -> None:
-    absent = [(TopicPartition("legs", n), 0, 5) for n in range(SHOWN + 3)]
+    absent = {TopicPartition("legs", n): [(0, 5)] for n in range(SHOWN + 3)}
     (found,) = gaps("fleet", absent, lambda *_: "nobody knows")
     assert found.risk == "gap"
     assert found.what.count("is folded up to 0, but the batch continues at 5") == SHOWN
     assert found.what.endswith("; and 3 more")
     assert gaps("fleet", absent, lambda *_: "") == []
-    (found,) = gaps("fleet", absent[:1], lambda *_: "the topic has records there")
+    (found,) = gaps("fleet", {A: [(0, 5)]}, lambda *_: "the topic has records there")
     assert "the topic has records there" in found.what
 
 

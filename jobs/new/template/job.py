@@ -21,7 +21,7 @@ def main() -> None:
         lines = aggregator.read_stream(spark)
         # Spark's own Kafka source, with --packages org.apache.spark:spark-sql-kafka-0-10_2.13:VERSION of Spark:
         # options = {"kafka.bootstrap.servers": kafka().bootstrap, "subscribe": "shop.lines"}
-        # options |= {"startingOffsets": "earliest", "includeHeaders": "true"}
+        # options |= {"startingOffsets": "earliest", "kafka.isolation.level": "read_committed", "includeHeaders": "true"}
         # lines = spark.readStream.format("kafka").options(**options).load()
         folded = lines.writeStream.foreachBatch(aggregator).queryName("shop")
         folded = folded.option("checkpointLocation", ".headwater/checkpoint")

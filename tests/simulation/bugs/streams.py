@@ -15,7 +15,7 @@ def _whole_or_not(delivered: Mapping[Any, Any], positions: Any) -> dict[Any, tup
 
 BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     "overlap-left-out": ("a batch that overlaps is left out as a whole", [(deliveries, "new", _whole_or_not)]),
-    "gap-accepted": ("a batch that does not continue is folded", [(deliveries, "missing", lambda *_, **__: [])]),
+    "gap-accepted": ("a batch that does not continue is folded", [(deliveries, "missing", lambda *_: {})]),
     "batch-id-believed": (
         "a batch whose number is not above that of the last commit is left out",
         [(stream, "is_to_be_folded", lambda batch, last: batch > last)],
