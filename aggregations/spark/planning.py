@@ -35,7 +35,7 @@ class KafkaPlan:
         bounded: bool = False,
     ) -> None:
         self._engine = engine
-        self._most = max_records
+        self._most = max_records or 0
         self._trigger = trigger_seconds
         self._goal = goal
         self._bounded = bounded

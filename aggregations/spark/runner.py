@@ -1,5 +1,6 @@
 """Runs a flow on Spark: as a query of Spark's whose source is `headwater`, and whose batches an aggregator folds."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from aggregations.definition.flow import Flow
 from aggregations.engine.options import RunOptions
 from aggregations.engine.retry import StoppedError
-from aggregations.errors import RunRefusedError, SparkEndedError
+from aggregations.errors import RunRefusedError, SparkEndedError, TasksLostError
 from aggregations.report import Report
 from aggregations.run.plan import Plan
 from aggregations.spark.action import lost, reason_of
@@ -27,6 +28,10 @@ from aggregations.spark.session import master_of, session, submitted
 _LOOK_SECONDS: Final = 0.2
 _STOP_SECONDS: Final = 5.0
 """Seconds that a stop waits for the batch under way before it cancels the batch."""
+_SLOW: Final = "failed to connect back"
+_STARTS: Final = 5
+"""How often a query is started whose source does not start in time."""
+_LOG = logging.getLogger("headwater.spark")
 _starting: Final = threading.Lock()
 """No two queries of a session have one name."""
 
@@ -87,7 +92,7 @@ def _stream(aggregator: Aggregator, spark: SparkSession, checkpoint: str | None,
     """Run queries until the flow is stopped, or has caught up."""
     options = aggregator.options
     with _checkpoint(checkpoint) as given, _checkpoint(None) as another:
-        directory = given
+        directory, starts = given, 1
         while True:
             ranges = aggregator.read_stream(spark)
             writer = ranges.writeStream.foreachBatch(aggregator).option("checkpointLocation", directory)
@@ -95,7 +100,15 @@ def _stream(aggregator: Aggregator, spark: SparkSession, checkpoint: str | None,
                 if aggregator.flow.name not in {one.name for one in spark.streams.active}:
                     writer = writer.queryName(aggregator.flow.name)
                 query = writer.trigger(**_trigger(options)).start()
-            _wait(query, aggregator, stop)
+            try:
+                _wait(query, aggregator, stop)
+            except TasksLostError as error:
+                # Spark gives the process of a source ten seconds to start, whatever else the machine does.
+                if _SLOW not in str(error) or starts == _STARTS:
+                    raise
+                _LOG.warning("start %d of the query: %s", starts, error)
+                starts += 1
+                continue
             if stop.is_set() or not (aggregator.is_behind or aggregator.widened()):
                 return aggregator.total
             directory = another if aggregator.is_behind else directory

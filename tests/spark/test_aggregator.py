@@ -280,3 +280,26 @@ def test_two_flows_share_an_application(sql: SparkSession, tmp_path: Path) -> No
     for flow, store, one in running:
         one.awaitTermination()
         exact(flow, store, sent)
+
+
+def test_where_a_flow_begins_is_noted_before_anything_is_folded(sql: SparkSession, store: str) -> None:
+    flow, whole = fleet("legs"), records(legs(100))
+    broken = [Record("legs", 0, 0, b"k", b"no envelope"), *whole[1:2]]
+    with pytest.raises(RunRefusedError, match="has no dead-letter topic"):
+        flow.aggregator(stores=store, start="delivered")(frame(sql, [one for one in broken if one.partition == 0]), 0)
+    late = [Record("legs", 0, 50, one.key, one.value) for one in whole[:1]]
+    with pytest.raises(RunRefusedError, match="legs:0 is folded up to 0, but the batch continues at 50"):
+        flow.aggregator(stores=store, start="delivered")(frame(sql, late), 0)
+
+
+def test_after_an_accepted_gap_what_was_left_out_is_in(sql: SparkSession, store: str) -> None:
+    sent, flow = legs(300), fleet("legs")
+    whole = records(sent)
+    with flow.aggregator(stores=store) as aggregator:
+        aggregator(frame(sql, whole[:100]), 0)
+    with pytest.raises(RunRefusedError, match="has no dead-letter topic"):
+        bad = [Record(one.topic, one.partition, one.offset, one.key, b"no envelope") for one in whole[200:202]]
+        flow.aggregator(stores=store, accept=["gap"])(frame(sql, [*bad, *whole[202:]]), 0)
+    with flow.aggregator(stores=store) as aggregator:
+        aggregator(frame(sql, whole), 0)
+    exact(flow, store, [*sent[:100], *sent[200:]])

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark import SparkContext
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQueryListener
 
@@ -319,3 +320,37 @@ def test_rows_of_a_topic_that_was_created_again_are_refused(world: World, sql: S
     with pytest.raises(RunRefusedError, match="was created again"):
         aggregator(rows_of(world, sql), 1)
     assert world.results(flow, "aircraft") == totals(sent, "tail")
+
+
+def test_a_query_that_runs_on_after_its_aggregator_was_closed_ends(
+    world: World, sql: SparkSession, tmp_path: Path
+) -> None:
+    flow = fleet(world.topic)
+    world.send(alone(leg) for leg in legs(20))
+    given = {"kafka": world.settings, "stores": world.stores(flow), "dead_letters": world.dead}
+    aggregator = flow.aggregator(**given)
+    writer = aggregator.read_stream(sql).writeStream.foreachBatch(aggregator)
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    query.processAllAvailable()
+    with pytest.raises(FlowError, match="a query of this aggregator runs; stop it before read_stream"):
+        aggregator.read_stream(sql)
+    aggregator.close()
+    with pytest.raises(StreamingQueryException):
+        query.awaitTermination(60)
+    world.run(flow)
+    world.check(flow)
+
+
+def test_added_partitions_whose_rows_are_delivered_are_noticed(
+    world: World, sql: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    flow, sent = fleet(world.topic), legs(80)
+    world.send(alone(leg) for leg in sent)
+    given = {"kafka": world.settings, "stores": world.stores(flow), "dead_letters": world.dead}
+    with flow.aggregator(**given) as aggregator:
+        aggregator(rows_of(world, sql), 0)
+        world.topics.add_partitions(world.topic, 3)
+        world.send(alone(leg) for leg in legs(60, seed=4))
+        aggregator(rows_of(world, sql), 1)
+    assert "grown" in caplog.text or "growth of topic" in caplog.text
+    assert world.results(flow, "aircraft") == totals([*sent, *legs(60, seed=4)], "tail")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from aggregations.engine.message_objects import HEADERS
 from aggregations.engine.ranges import Range
+from aggregations.run.deliveries import contradictions, missing
 from aggregations.spark import gather
 from aggregations.spark.gather import Chunk, check_same, tables
 from envelope import TopicPartition
@@ -104,3 +105,14 @@ def test_a_slot_that_reads_other_records_the_second_time_is_noticed() -> None:
     check_same(first, told, 0, 2)
     with pytest.raises(TasksLostError, match="delivered others when it was read again"):
         check_same(second, told, 0, 2)
+
+
+def test_the_ninth_hole_and_the_ninth_contradiction_are_told_too() -> None:
+    """What is in is left out later: among the first ones there may be none that counts."""
+    even = [("a", 0, offset, b"x") for offset in range(0, 40, 2)]
+    ((what, _),) = gathered([[*even, *(("a", 0, offset, b"y") for offset in range(0, 40, 2))]])
+    assert len(what.holes) == 19
+    assert what.contradicted == tuple(range(0, 40, 2))
+    place = TopicPartition("a", 0)
+    assert missing([what], {place: 36}) == {place: [(37, 38)]}
+    assert contradictions("fleet", [what], {place: 36})[0].endswith("at offset 36")
