@@ -57,7 +57,9 @@ def _damage(checkpoint: File) -> None:
             max(files, key=lambda one: int(one.name)).write_text("")
 
 
-@pytest.mark.parametrize("checkpoint", ["kept", pytest.param("lost", marks=pytest.mark.kills), "damaged"])
+@pytest.mark.parametrize(
+    "checkpoint", ["kept", *(pytest.param(one, marks=pytest.mark.kills) for one in ("lost", "damaged"))]
+)
 def test_a_run_that_is_killed_around_sparks_logs_is_exact_in_the_end(
     world: World, tmp_path: File, jvm: Jvm, checkpoint: Checkpoint
 ) -> None:
