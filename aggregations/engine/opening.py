@@ -22,7 +22,7 @@ from aggregations.run.plan import Broker, Plan, plan
 from aggregations.run.risks import Risk, refuse
 from aggregations.run.run import Run
 from aggregations.run.start import EARLIEST, offsets, start_of
-from aggregations.run.turns import forget_beyond, unfinished
+from aggregations.run.turns import forget_beyond, unfinished_places
 from envelope import TopicPartition
 from persistence.compaction import compaction
 from persistence.findings import Finding
@@ -218,9 +218,7 @@ def _without_broker(flow: Flow[Any], options: RunOptions, *, stop: threading.Eve
     with ExitStack() as stack:
         stack.callback(run.close)
         refuse(check_durability([(name, one.capabilities) for name, one in run.distinct_stores()]), options.accept)
-        begun = {
-            TopicPartition(topic, number): end for topic, its in unfinished(run).items() for number, end in its.items()
-        }
+        begun = unfinished_places(run)
         run.crashed = run.crashed and bool(begun)
         run.doubted(begun)
         if run.manifest is None:

@@ -47,8 +47,11 @@ def unfinished(run: Run) -> dict[str, dict[int, int]]:
 
 def batch_to_repeat(run: Run) -> dict[TopicPartition, int]:
     """Next offset after a batch that has to be repeated as it was, for the partitions that it reads; empty for none."""
-    if not run.flow.repeats_batches:
-        return {}
+    return unfinished_places(run) if run.flow.repeats_batches else {}
+
+
+def unfinished_places(run: Run) -> dict[TopicPartition, int]:
+    """`unfinished` by partition."""
     return {TopicPartition(topic, number): end for topic, its in unfinished(run).items() for number, end in its.items()}
 
 

@@ -21,7 +21,7 @@ from aggregations.report import Report
 from aggregations.run.deliveries import Delivered, contradictions, gaps, missing, new
 from aggregations.run.plan import grown
 from aggregations.run.risks import refuse
-from aggregations.run.turns import batch_to_repeat, unfinished
+from aggregations.run.turns import batch_to_repeat, unfinished_places
 from aggregations.spark.action import Action
 from aggregations.spark.gather import gather
 from envelope import TopicPartition
@@ -109,9 +109,7 @@ class StreamRun:
 
         A batch that was begun is finished, though Spark may end this one before it.
         """
-        begun = {
-            TopicPartition(topic, at): end for topic, its in unfinished(self._run).items() for at, end in its.items()
-        }
+        begun = unfinished_places(self._run)
         ends = {**ends, **{place: max(end, ends.get(place, 0)) for place, end in begun.items()}}
         self.engine.commit_all(partial(self.engine.left, ends), self._options.max_records)
 
