@@ -45,6 +45,7 @@ tests-fast: $(READY)
 
 # Five files in parallel on two cores: many tests wait for triggers, timeouts and the start of servers.
 tests-slow: $(READY) java
+	$(BIN)/python -m tests.support.spark
 	$(PYTEST) -q -n 5 --dist loadfile --no-loadscope-reorder --durations=15 -m 'not kills' $(SLOW)
 
 explore: $(READY)  ## property tests with sixty times as many examples, new ones in each run; ARGS='-k windows'

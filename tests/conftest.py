@@ -37,16 +37,14 @@ def _is_worker(config: pytest.Config) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     if not _is_worker(config):
         os.environ[STACK_JAVA_OPTIONS] = JAVA_OPTIONS
-        root = os.environ[_ROOT] = tempfile.mkdtemp(prefix="headwater-tests-")
-        os.environ["SPARK_CONF_DIR"] = root  # for every Spark that a test, or a command in a test, starts
-        Path(root, "spark-defaults.conf").write_text(f"spark.driver.defaultJavaOptions {JAVA_OPTIONS}\n")
+        os.environ[_ROOT] = tempfile.mkdtemp(prefix="headwater-tests-")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not _is_worker(config) and (root := os.environ.pop(_ROOT, None)):
         stack.down(Path(root))
         shutil.rmtree(root, ignore_errors=True)
-        del os.environ["SPARK_CONF_DIR"], os.environ[STACK_JAVA_OPTIONS]
+        del os.environ[STACK_JAVA_OPTIONS]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,5 +1,6 @@
 """Runs a batch as Spark actions: the chain of tasks of `aggregations.spark.tasks`, and their results."""
 
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -14,10 +15,20 @@ from pyspark.errors import PySparkException
 from aggregations.definition.flow import Flow
 from aggregations.engine.job import Job, TaskReport
 from aggregations.errors import FlowError, SparkEndedError, TasksLostError
+from aggregations.spark import residents
 from aggregations.spark.blocks import Kind, Row, unpack
 from aggregations.spark.gather import Gathered
 from aggregations.spark.placement import Placement
-from aggregations.spark.tasks import Task, folding, outcome_of, persisting, publishing, reading, reading_gathered
+from aggregations.spark.tasks import (
+    Task,
+    folding,
+    import_reading,
+    outcome_of,
+    persisting,
+    publishing,
+    reading,
+    reading_gathered,
+)
 from persistence.commit.order import Step, steps_of_tasks
 from persistence.commit.steps import CommitStep
 
@@ -176,6 +187,29 @@ class Chain(NamedTuple):
         if not failures and found != self.reports:
             failures = [lost(f"Spark delivered {found} results of {self.reports}")]
         return report, failures
+
+
+def warm_up(spark: SparkContext) -> threading.Thread:
+    """Start workers and residents while the query starts: the first batch would wait for them. On this machine only.
+
+    Returns:
+        The thread that does it. What it cannot start, the first batch starts.
+    """
+    slots = spark.defaultParallelism
+
+    def start(slot: int) -> tuple[int, None]:
+        return slot, residents.call(slot, import_reading)
+
+    def run() -> None:
+        with suppress(
+            Py4JError, PySparkException, ConnectionError, AttributeError
+        ):  # Spark ended meanwhile, for example
+            rows = spark.parallelize(range(slots), slots).map(start)
+            rows.partitionBy(slots, int).mapPartitions(list).collect()
+
+    thread = threading.Thread(target=run, name="headwater-warm-up", daemon=True)
+    thread.start()
+    return thread
 
 
 def _is_result(row: Row) -> bool:

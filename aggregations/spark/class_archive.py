@@ -18,6 +18,8 @@ from typing import Final
 
 from persistence.directories import cache_dir
 
+_CLASSES: Final = "stream"
+"""What runs load: another name where they load others, so that an archive without those is not used."""
 _WRITE_SECONDS: Final = 60.0
 """Longest time that the end of a process waits for the archive."""
 _QUIET: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off -XX:+DisplayVMOutputToStderr"
@@ -49,7 +51,7 @@ class ClassArchive:
             return
         with suppress(OSError):
             java = java.resolve(strict=True)
-            about = [str(java), java.stat().st_mtime_ns, java.stat().st_size, spark_home]
+            about = [str(java), java.stat().st_mtime_ns, java.stat().st_size, spark_home, _CLASSES]
             name = hashlib.sha256(repr(about).encode()).hexdigest()[:16]
             self._path = cache_dir() / "classes" / f"spark-{name}.jsa"
 

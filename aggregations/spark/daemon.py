@@ -16,8 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from aggregations.spark.daemon_ahead import hand_over
-
 _LOADED_SECONDS = 2.0
 """More CPU time than it takes to load compiled code, and much less than it takes to compile it."""
 _BUFFER_BYTES = 1 << 16
@@ -180,8 +178,7 @@ def serve(prepare: Callable[[], None] = lambda: None) -> None:
 
 
 def main() -> None:
-    """Run the daemon until Spark closes it, unless one was started ahead."""
-    hand_over()
+    """Run the daemon until Spark closes it."""
     warm_up()
     serve(load)
 

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from aggregations.spark.class_archive import ClassArchive
-from aggregations.spark.daemon_ahead import ADDRESS, DaemonAhead
+from aggregations.spark.python_ahead import PythonAhead
 
 DEFAULT_MASTER: Final = "local[2]"
 """Spark's master when none is given."""
 MASTER, NAME = "spark.master", "spark.app.name"
 
+_EXECUTABLES: Final = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 IS_SUBMITTED: Final = _PORT in os.environ
 """Whether `spark-submit` started this program: then there is a JVM."""
@@ -41,7 +42,7 @@ _POOLS: Final = ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 def environment_of(before: Mapping[str, str], master: str) -> dict[str, str]:
     """Environment variables for Spark's launcher and workers, with this interpreter; existing ones are kept."""
-    ours = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    ours = dict.fromkeys(_EXECUTABLES, sys.executable)
     if not is_local(master):
         return {**ours, **before}
     ours["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -118,11 +119,13 @@ class Jvm:
 
     Attributes:
         asked: Both.
+        variables: Environment variables of this process that its context needs: where Python is for Spark.
         process: Its process.
     """
 
     def __init__(self, conf: Mapping[str, str], environment: Mapping[str, str]) -> None:
         self._owner = os.getpid()
+        self.variables: Mapping[str, str] = {}
         self.asked = _at_start(conf), dict(environment)
         home = _spark_home()
         self._archive = ClassArchive(home, conf, environment) if is_local(conf[MASTER]) else None
@@ -131,9 +134,9 @@ class Jvm:
         own = {"SPARK_HOME": home, "SPARK_CONNECT_MODE": "0", _ADDRESS: str(self._address)}
         if self._archive is not None:
             own[_OPTIONS] = f"{self._archive.options()} {environment.get(_OPTIONS, '')}".strip()
-        self._daemon = _daemon_ahead(conf, environment)
-        if self._daemon is not None:
-            own[ADDRESS] = str(self._daemon.address)
+        self._python_ahead = _python_ahead(conf, environment)
+        if self._python_ahead is not None:
+            self.variables = dict.fromkeys(_EXECUTABLES, self._python_ahead.executable)
         settings = [word for pair in self.asked[0].items() for word in ("--conf", "=".join(pair))]
         arguments = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
         self.process = subprocess.Popen(
@@ -148,7 +151,7 @@ class Jvm:
                 *arguments,
             ],
             stdin=subprocess.PIPE,
-            env={**environment, **own},
+            env={**environment, **own, **self.variables},
             start_new_session=True,
         )
         self._used = False
@@ -193,8 +196,8 @@ class Jvm:
         self.process.kill()
         self.process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
-        if self._daemon is not None:
-            self._daemon.end()
+        if self._python_ahead is not None:
+            self._python_ahead.end()
         if self._archive is not None:
             self._archive.finish(self.process)
 
@@ -205,14 +208,14 @@ class Jvm:
         if not self._used:
             self.kill()
         else:
-            if self._daemon is not None:
-                self._daemon.end()
+            if self._python_ahead is not None:
+                self._python_ahead.end()
             if self._archive is not None:
                 self._archive.finish(self.process)
 
 
-def _daemon_ahead(conf: Mapping[str, str], environment: Mapping[str, str]) -> DaemonAhead | None:
-    """The Python daemon for a `local` master that starts it in this interpreter; None for others."""
+def _python_ahead(conf: Mapping[str, str], environment: Mapping[str, str]) -> PythonAhead | None:
+    """Python for a `local` master that starts it with this interpreter; None for others."""
     python = conf.get("spark.pyspark.python", environment["PYSPARK_PYTHON"])
     if not (is_local(conf[MASTER]) and python == sys.executable) or conf[MASTER].startswith("local-cluster"):
         return None
@@ -220,7 +223,7 @@ def _daemon_ahead(conf: Mapping[str, str], environment: Mapping[str, str]) -> Da
     prefix = "spark.executorEnv."
     variables = {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
     ours = {"PYTHONHASHSEED": environment.get("PYTHONHASHSEED", "0"), "PYTHONUNBUFFERED": "YES"}
-    return DaemonAhead({**environment, **ours, **variables})
+    return PythonAhead({**environment, **ours, **variables})
 
 
 def worker_settings(master: str, environment: Mapping[str, str]) -> dict[str, str]:

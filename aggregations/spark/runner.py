@@ -91,7 +91,7 @@ def run_flow(
 def _stream(aggregator: Aggregator, spark: SparkSession, checkpoint: str | None, stop: threading.Event) -> Report:
     """Run queries until the flow is stopped, or has caught up."""
     options = aggregator.options
-    with _checkpoint(checkpoint) as given, _checkpoint(None) as another:
+    with _checkpoint(spark, checkpoint) as given, _checkpoint(spark, None) as another:
         directory, starts = given, 1
         while True:
             ranges = aggregator.read_stream(spark)
@@ -122,12 +122,16 @@ def _trigger(options: RunOptions) -> dict[str, Any]:
 
 
 @contextmanager
-def _checkpoint(given: str | None) -> Iterator[str]:
-    """The directory of Spark's checkpoint; without one, a temporary one: nothing depends on it."""
+def _checkpoint(spark: SparkSession, given: str | None) -> Iterator[str]:
+    """The directory of Spark's checkpoint; without one, a temporary one: nothing depends on it.
+
+    The JVM removes it if this process is killed.
+    """
     if given is not None:
         yield given
         return
-    with TemporaryDirectory(prefix="headwater-checkpoint-", ignore_cleanup_errors=True) as directory:
+    within = spark.sparkContext._temp_dir
+    with TemporaryDirectory(prefix="checkpoint-", dir=within, ignore_cleanup_errors=True) as directory:
         yield Path(directory).as_uri()
 
 

@@ -8,14 +8,13 @@ import pytest
 from pyspark import SparkContext
 
 from aggregations.spark.session import session
-from tests.support.spark import FAST
 from tests.support.world import World
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkContext]:
     """The context that `run_flow` finds."""
-    with session("headwater tests", conf=FAST) as found:
+    with session("headwater tests") as found:
         yield found
 
 

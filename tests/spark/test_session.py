@@ -20,17 +20,16 @@ import os, signal, threading
 from pyspark import SparkContext
 from aggregations.engine.retry import StoppedError
 from aggregations.spark.session import session
-from tests.support.spark import FAST
 signal.signal(signal.SIGINT, lambda *_: print("interrupted"))
 before = dict(os.environ)
 stop = threading.Event()
 stop.set()
 try:
-    with session("stopped", master="local[1]", conf=FAST, stop=stop):
+    with session("stopped", master="local[1]", stop=stop):
         print("started")
 except StoppedError:
     print("stopped")
-with session("own", master="local[1]", conf=FAST) as spark:
+with session("own", master="local[1]") as spark:
     assert spark.parallelize(range(3)).count() == 3
     jvm = spark._gateway.proc.pid
     print("group", os.getpgid(jvm) == os.getpgid(0))
@@ -50,7 +49,6 @@ from aggregations.spark.action import Action
 from aggregations.engine.ranges import Slot
 from aggregations.spark.session import session
 from tests.support.jobs import changed
-from tests.support.spark import FAST
 from tests.unit.test_spark_tasks import FLOW, JOB
 job = changed(JOB, tasks=[Slot(0, ())])
 
@@ -62,7 +60,7 @@ def stop(spark):
     spark._jsc.sc().stop()
 
 for end in (kill, stop, SparkContext.stop):
-    with session("ends", master="local[1]", conf=FAST) as spark:
+    with session("ends", master="local[1]") as spark:
         action = Action(spark, FLOW)
         end(spark)
         for _ in range(2):
@@ -71,10 +69,10 @@ for end in (kill, stop, SparkContext.stop):
             except SparkEndedError as error:
                 print(error)
     assert SparkContext._active_spark_context is None
-with session("next", master="local[1]", conf=FAST) as spark:
+with session("next", master="local[1]") as spark:
     assert spark.parallelize(range(3)).count() == 3
 kill(spark)
-with session("next", master="local[1]", conf=FAST) as spark:
+with session("next", master="local[1]") as spark:
     assert spark.parallelize(range(3)).count() == 3
 spark = SparkContext(conf=spark.getConf())
 kill(spark)
@@ -89,12 +87,11 @@ SHARED = """
 import os, threading
 from pyspark import SparkContext
 from aggregations.spark.session import session
-from tests.support.spark import FAST
 before = dict(os.environ)
 found, all_in, one_left = [], threading.Barrier(2), threading.Event()
 
 def run(number):
-    with session("shared", master="local[1]", conf=FAST) as spark:
+    with session("shared", master="local[1]") as spark:
         found.append(spark)
         all_in.wait()
         if number:
@@ -114,45 +111,45 @@ AHEAD = """
 import os, subprocess, sys, tempfile
 from pathlib import Path
 from aggregations.spark import jvm
-from tests.support.spark import FAST
 assert "pyspark" not in sys.modules
 try:
-    with jvm.jvm_ahead("local[1]", FAST):
+    with jvm.jvm_ahead("local[1]", {}):
         refused = jvm._ahead
         raise OSError
 except OSError:
     print(refused.process.returncode, refused._directory.exists())
-jvm.start_ahead("local[1]", {**FAST, "spark.app.name": "ahead"})
+jvm.start_ahead("local[1]", {"spark.app.name": "ahead"})
 first = jvm._ahead
 jvm.start_ahead("local[7]", {})
 assert jvm._ahead is first
 from aggregations.spark.session import session
-with session("own", master="local[1]", conf=FAST) as spark:
-    def parent(_):
-        return os.getppid()
-    workers_of = spark.parallelize([0], 1).map(parent).first()
-    print(spark._gateway.proc is first.process, spark.appName, workers_of == first._daemon.process.pid)
+with session("own", master="local[1]") as spark:
+    def parents(_):
+        daemon, up = os.getppid(), lambda pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return up(up(daemon))
+    server = spark.parallelize([0], 1).map(parents).first()
+    print(spark._gateway.proc is first.process, spark.appName, server == first._python_ahead.process.pid)
 spark._gateway.shutdown()
 first.process.kill()
 first.process.wait()
 from aggregations.spark.session import _forget_jvm
 _forget_jvm()
-jvm.start_ahead("local[1]", FAST)
+jvm.start_ahead("local[1]", {})
 others = jvm._ahead
 os.environ["SET_BY"] = "the flow's own module"
-with session("own", master="local[1]", conf=FAST) as spark:
+with session("own", master="local[1]") as spark:
     print(others.process.returncode, spark._gateway.proc is others.process, spark._jvm.System.getenv("SET_BY"))
 os.environ["JAVA_HOME"] = "/none"
 spark._gateway.shutdown()
 spark._gateway.proc.kill()
 _forget_jvm()
 try:
-    with session("own", master="local[1]", conf=FAST):
+    with session("own", master="local[1]"):
         pass
 except Exception as error:
     print(type(error).__name__)
 del os.environ["JAVA_HOME"]
-jvm.start_ahead("local[1]", FAST)
+jvm.start_ahead("local[1]", {})
 print(jvm._ahead.process.pid, jvm._ahead._directory)
 sys.exit()  # nothing has used it
 """
@@ -224,7 +221,7 @@ def test_spark_s_classes_are_archived_by_the_first_jvm_and_read_by_the_next(tmp_
     for options in ("", f"-Xlog:class+load:file={loaded}"):
         ended = subprocess.run(
             [sys.executable, "-c", ARCHIVED, options],
-            env={**os.environ, "HEADWATER_CACHE": str(tmp_path / "a cache"), "SPARK_CONF_DIR": str(tmp_path / "none")},
+            env={**os.environ, "HEADWATER_CACHE": str(tmp_path / "a cache")},
             capture_output=True,
             text=True,
             check=False,

@@ -16,7 +16,6 @@ from persistence.kafka import KafkaSettings
 from tests.support import flows
 from tests.support.options import called
 from tests.support.progress import say
-from tests.support.spark import FAST
 
 
 def main(flow: str, arguments: Sequence[Any], kafka: str, *, freeze: bool = False, **options: Any) -> None:
@@ -36,7 +35,7 @@ def main(flow: str, arguments: Sequence[Any], kafka: str, *, freeze: bool = Fals
         kafka=KafkaSettings(kafka),
         until_caught_up=True,
         # Workers of an existing JVM do not have this process's environment.
-        conf={**FAST, f"spark.executorEnv.{SPEC}": os.environ.get(SPEC, "")},
+        conf={f"spark.executorEnv.{SPEC}": os.environ.get(SPEC, "")},
         progress=partial(say, freeze=freeze),
         **options,
     )
