@@ -7,19 +7,21 @@ that a long fold has yet to read. From there on they are read from Kafka.
 """
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
 from aggregations.definition.element import Record
-from aggregations.engine.fetch import CHUNK_BYTES, CHUNK_RECORDS
-from aggregations.engine.message_objects import HEADERS
+from aggregations.engine.delivered_rows import COLUMNS, chunked, converted, in_order, of_partition
+from aggregations.engine.fetch import CHUNK_RECORDS
 from aggregations.engine.options import PARQUET
 from aggregations.engine.ranges import Range
 from aggregations.errors import RunRefusedError
@@ -34,6 +36,8 @@ _COORDINATES: Final = ("topic", "partition", "offset", "timestamp")
 _DIRECTORIES: Final = {"topic": pa.string(), "partition": pa.int32()}
 """Columns that a directory may stand for, as in `topic=orders/partition=0`, with their types."""
 _WILD: Final = "*?["
+_OF_TABLE: Final = re.compile(r"/(_delta_log|[.]hoodie)(/|$)|[.]metadata[.]json$")
+"""Files of a Delta, Hudi or Iceberg table."""
 
 Run = tuple[int, int]
 """Offsets without a hole: first, and end after the last."""
@@ -56,16 +60,16 @@ def _is_headers(kind: pa.DataType) -> bool:
     return bool(item.field("key").type in _TEXT and item.field("value").type in _BINARY)
 
 
-_COLUMNS: Final[Mapping[str, tuple[str, Callable[[pa.DataType], bool]]]] = {
-    "key": ("binary", _BINARY.__contains__),
-    "value": ("binary", _BINARY.__contains__),
-    "topic": ("string", _is_text),
-    "partition": ("int", types.is_int32),
-    "offset": ("bigint", types.is_int64),
-    "timestamp": ("timestamp", types.is_timestamp),
-    "headers": ("array<struct<key:string,value:binary>>", _is_headers),
+_FITS: Final[Mapping[str, Callable[[pa.DataType], bool]]] = {
+    "key": _BINARY.__contains__,
+    "value": _BINARY.__contains__,
+    "topic": _is_text,
+    "partition": types.is_int32,
+    "offset": types.is_int64,
+    "timestamp": types.is_timestamp,
+    "headers": _is_headers,
 }
-"""Columns of Spark's Kafka source, with the names of their types in Spark; `headers` only if the flow reads them."""
+"""Whether a column in a file has a type that fits."""
 
 
 class Piece(NamedTuple):
@@ -207,40 +211,13 @@ class Archive:
             table = piece.group.to_table(schema=schema, columns=names, filter=here & inside)
         except (OSError, pa.ArrowException) as error:
             raise unreadable(self.location, error) from error
-        return pa.table([_converted(name, table.column(name)) for name in names], names=names)
+        return pa.table([converted(name, table.column(name)) for name in names], names=names)
 
     def _chunks(self, place: TopicPartition, table: pa.Table) -> Iterator[pa.Table]:
-        table = self._unique(place, table)
-        most = min(CHUNK_RECORDS, max(CHUNK_BYTES * table.num_rows // max(table.nbytes, 1), 1))
-        for start in range(0, table.num_rows, most):
-            part = table.slice(start, most).combine_chunks()
-            number = pa.repeat(pa.scalar(place.partition, pa.int32()), part.num_rows)
-            first = pa.repeat(pa.scalar(0, pa.int32()), part.num_rows)
-            part = part.append_column("partition", number)
-            yield part.append_column("topic", pa.DictionaryArray.from_arrays(first, pa.array([place.topic])))
-
-    def _unique(self, place: TopicPartition, table: pa.Table) -> pa.Table:
-        """The rows in order of offsets, without those that are there twice."""
-        offsets = table.column("offset").combine_chunks()
-        least = pc.min(pc.pairwise_diff(offsets)).as_py() if len(offsets) > 1 else 1
-        if least < 0:
-            table = table.take(pc.sort_indices(offsets))
-            offsets = table.column("offset").combine_chunks()
-        if least > 0:
-            return table
-        first = pa.concat_arrays([pa.array([True]), pc.not_equal(offsets[1:], offsets[:-1])])
-        for row in pc.indices_nonzero(pc.invert(first)).to_pylist():
-            if not table.slice(row, 1).equals(table.slice(row - 1, 1)):
-                raise contradicted(self.location, place, offsets[row].as_py(), "has two different records")
-        return table.filter(first)
-
-
-def _converted(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if name == "timestamp":
-        return pc.cast(column, pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.timestamp("ms"))
-    if name == "headers":  # Spark writes null for none
-        return pc.coalesce(column.cast(HEADERS), pa.scalar([], HEADERS))
-    return column.cast(pa.binary()) if name in ("key", "value") else column
+        table, differ = in_order(table)
+        if differ:
+            raise contradicted(self.location, place, differ[0], "has two different records")
+        return (of_partition(part, place) for part in chunked(table))
 
 
 def contradicted(location: str, place: TopicPartition, offset: int, what: str) -> RunRefusedError:
@@ -299,6 +276,11 @@ def _files(location: str) -> tuple[tuple[Any, ...], ...]:
     found = [info] if info.is_file else []
     if info.type == FileType.Directory:
         every = system.get_file_info(FileSelector(path, recursive=True))
+        if versioned := [one.path for one in every if _OF_TABLE.search(one.path[len(path) :])]:
+            raise RunRefusedError(
+                f"{location} is a table with versions ({versioned[0]}): its directory has files that the table no longer has. "
+                "Read it with Spark, and fold that with Aggregator.fold, or write it as plain Parquet"
+            )
         # As for Spark, other names are of files that are being written.
         shown = [one for one in every if not any(part[:1] in "._" for part in one.path[len(path) :].split("/") if part)]
         matching = [one for one in shown if fnmatchcase(one.path, glob) or fnmatchcase(one.path, f"{glob}/*")]
@@ -314,9 +296,9 @@ def _opened(location: str, files: Sequence[tuple[Any, ...]], topics: Sequence[st
     runs: dict[TopicPartition, list[Run]] = {}
     rows: dict[TopicPartition, int] = {}
     has_headers = True
-    paths, (system, _) = [path for path, *_ in files], _path(location)
-    dataset = ds.dataset(paths, filesystem=system, format="parquet", partitioning="hive")
-    for file in dataset.get_fragments():
+    system, _ = _path(location)
+    for path, *_ in files:
+        file = ds.ParquetFileFormat().make_fragment(path, system, _directories(path))
         _check_columns(f"{PARQUET}{file.path}", _schema(file, headers=True), headers=headers)
         has_headers &= "headers" in file.physical_schema.names
         for group in file.split_by_row_group():
@@ -339,6 +321,18 @@ def _opened(location: str, files: Sequence[tuple[Any, ...]], topics: Sequence[st
     return archive
 
 
+def _directories(path: str) -> Any:
+    """What the directories of a path say of its records, with fixed types: Arrow would take the topic "007" for a number."""
+    import pyarrow.dataset as ds
+
+    found = ds.scalar(True)
+    for name, kind in _DIRECTORIES.items():
+        for part in path.split("/")[:-1]:
+            if part.startswith(f"{name}="):
+                found &= ds.field(name) == pa.scalar(unquote(part.partition("=")[2])).cast(kind)
+    return found
+
+
 def _schema(fragment: "ParquetFileFragment", *, headers: bool) -> pa.Schema:
     """The columns of a file, with those that its directories stand for."""
     import pyarrow.dataset as ds
@@ -347,21 +341,22 @@ def _schema(fragment: "ParquetFileFragment", *, headers: bool) -> pa.Schema:
     fields = [
         pa.field(name, kind) for name, kind in _DIRECTORIES.items() if name in outside and name not in inside.names
     ]
-    names = [name for name in _COLUMNS if name in inside.names and (headers or name != "headers")]
+    names = [name for name in COLUMNS if name in inside.names and (headers or name != "headers")]
     return pa.schema([*map(inside.field, names), *fields])
 
 
 def _check_columns(path: str, schema: pa.Schema, *, headers: bool) -> None:
-    needed = [name for name in _COLUMNS if headers or name != "headers"]
+    needed = [name for name in COLUMNS if headers or name != "headers"]
     if missing := [name for name in needed if name not in schema.names]:
         more = "; write it with includeHeaders, because the flow reads headers" if missing == ["headers"] else ""
         raise RunRefusedError(
             f"{path} has no column {missing[0]!r}; an archive needs the columns of Spark's Kafka source: {', '.join(needed)}{more}"
         )
     for column in schema:
-        kind, fits = _COLUMNS[column.name]
-        if not fits(column.type):
-            raise RunRefusedError(f"{path}: column {column.name!r} is {column.type}; it must be {kind}, so cast it")
+        if not _FITS[column.name](column.type):
+            raise RunRefusedError(
+                f"{path}: column {column.name!r} is {column.type}; it must be {COLUMNS[column.name]}, so cast it"
+            )
 
 
 def _by_place(table: pa.Table, topics: Iterable[str]) -> Iterator[tuple[TopicPartition, pa.ChunkedArray]]:

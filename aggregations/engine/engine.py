@@ -73,6 +73,7 @@ class Engine:
         stop: threading.Event,
     ) -> None:
         self.flow = flow
+        self.options = options
         self.run = opening.run
         max_age, journal = options.metadata_max_age, options.journal
         self._watches = {plan.topic: PartitionWatch(opening, plan, max_age) for plan in opening.plans}
@@ -105,31 +106,25 @@ class Engine:
         self._warned = False
         self._idle_partitions = IdlePartitions({name: topic.idle_seconds for name, topic in flow.topics.items()})
 
-    def stream(
-        self,
-        *,
-        until_caught_up: bool,
-        trigger_seconds: float,
-        max_records: int,
-        ends: Mapping[TopicPartition, int] | None = None,
-    ) -> Report:
-        """Commit batch after batch until the run is stopped, or has caught up.
+    def stream(self, ends: Mapping[TopicPartition, int] | None = None) -> Report:
+        """Commit batch after batch until the run is stopped, or has caught up if its options say so.
 
         Args:
-            until_caught_up: Stop at the current ends of the partitions, or at `ends`.
-            trigger_seconds: At most one batch in this time, in seconds; unused with `until_caught_up`.
-            max_records: Maximum number of records of one batch; 0 for no limit.
-            ends: Where to stop in each partition; others are not read. None for the current ends.
+            ends: Where to stop in each partition; others are not read. None for the ends of the rebuild, or else the
+                current ones.
 
         Returns:
             The counts of all batches.
         """
         total = self.total
-        seconds = 0.0 if until_caught_up else max(trigger_seconds, _LEAST_SECONDS)
+        options = self.options
+        seconds = 0.0 if options.until_caught_up else max(options.trigger_seconds, _LEAST_SECONDS)
+        if ends is None and options.rebuilding is not None:
+            ends = options.rebuilding.until
         try:
             self.begin()
             with self._cancelling():
-                self._loop(seconds, max_records, ends, until_caught_up=until_caught_up)
+                self._loop(seconds, ends)
         except StoppedError:
             return total  # it may have persisted a part, which the next run must not treat as proven
         except SparkEndedError:
@@ -186,9 +181,11 @@ class Engine:
         """What there is to read from Kafka before these ends."""
         return before(self._backlog(), ends)
 
-    def plan(self, backlog: list[Range], most: int) -> list[Range]:
-        """What of a backlog is read next, at most so many records; 0 for no limit."""
-        return self._next(backlog, most)
+    def plan(self, backlog: list[Range], max_records: int) -> list[Range]:
+        """What of a backlog the next batch reads: at most so many records, 0 for no limit; all of an unfinished batch."""
+        if ends := batch_to_repeat(self.run):
+            return before(backlog, ends)
+        return aligned(self._turn(backlog), max_records, self._reached(), self._skews)
 
     def widened(self) -> bool:
         """Begin to read partitions that waited for others; return whether there are any."""
@@ -199,14 +196,8 @@ class Engine:
         watch = self._watches[topic]
         return bool(watch.widened() or watch.widened())
 
-    def _loop(
-        self,
-        trigger_seconds: float,
-        max_records: int,
-        ends: Mapping[TopicPartition, int] | None,
-        *,
-        until_caught_up: bool,
-    ) -> None:
+    def _loop(self, trigger_seconds: float, ends: Mapping[TopicPartition, int] | None) -> None:
+        until_caught_up = self.options.until_caught_up
         goal = ends
         began, begun = time.monotonic(), False
         while not self._stop.is_set():
@@ -221,7 +212,7 @@ class Engine:
             if not begun:
                 self._turns.begin({one.place: one.end for one in backlog})
                 begun = True
-            if ranges := self._next(backlog, max_records):
+            if ranges := self.plan(backlog, self.options.max_records):
                 self._commit(ranges)
             elif until_caught_up:
                 if not self.widened():
@@ -232,12 +223,11 @@ class Engine:
             if ranges == backlog:  # otherwise a whole batch is left
                 self._stop.wait(max(begin + trigger_seconds - time.monotonic(), 0.0))
 
-    def commit_all(self, left: Callable[[], list[Range]], max_records: int) -> None:
+    def commit_all(self, left: Callable[[], list[Range]]) -> None:
         """Commit batch after batch until nothing is left, or the run is stopped.
 
         Args:
             left: Returns the ranges that are still to be folded.
-            max_records: Maximum number of records of one batch; 0 for no limit.
 
         Raises:
             RunRefusedError: Nothing that is left may be folded next, because a batch of another part of the flow is
@@ -245,16 +235,10 @@ class Engine:
         """
         while not self._stop.is_set() and (backlog := left()):
             self._note_idle(backlog)
-            ranges = self._next(backlog, max_records)
+            ranges = self.plan(backlog, self.options.max_records)
             if not ranges:
                 check_turn(self.run, self.flow.part_of(backlog[0].topic))
             self._commit(ranges)
-
-    def _next(self, backlog: list[Range], max_records: int) -> list[Range]:
-        """The ranges of the next batch."""
-        if ends := batch_to_repeat(self.run):
-            return before(backlog, ends)
-        return aligned(self._turn(backlog), max_records, self._reached(), self._skews)
 
     def _turn(self, backlog: list[Range]) -> list[Range]:
         """The ranges of the part of the flow that is read next."""

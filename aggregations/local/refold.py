@@ -47,10 +47,11 @@ def fold_range(
         RunRefusedError: A source is compacted and the risk is not accepted, or the range is not in the log and the archive.
     """
     accept = [*options.accept, Risk.NOT_DURABLE]
-    options = replace(options, dead_letters=None, journal=None, group=None, accept=accept, sends=False)
+    options = replace(options, dead_letters=None, journal=None, group=None, sends=False, until_caught_up=True)
+    options = replace(options, accept=accept)
     opening, report = open_run(flow, options, ends=ends), Report()
     with closing(opening.run), local_execution(flow, opening, options.broker) as executor:
         engine = Engine(flow, opening, executor, options, progress=progress, stop=threading.Event())
         for turn in (*turns, ends):
-            report = engine.stream(until_caught_up=True, trigger_seconds=0, max_records=options.max_records, ends=turn)
+            report = engine.stream(turn)
         return report

@@ -56,12 +56,7 @@ def run_local(
     except StoppedError:  # while a server did not answer
         return Report()
     with closing(opening.run), local_execution(flow, opening, kafka) as executor:
-        return Engine(flow, opening, executor, options, progress=progress, stop=stop).stream(
-            until_caught_up=options.until_caught_up,
-            trigger_seconds=options.trigger_seconds,
-            max_records=options.max_records,
-            ends=None if options.rebuilding is None else options.rebuilding.until,
-        )
+        return Engine(flow, opening, executor, options, progress=progress, stop=stop).stream()
 
 
 @contextmanager

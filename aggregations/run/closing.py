@@ -8,8 +8,9 @@ It is a function of the manifest alone. Records that a crashed run folded withou
 again, and are not late when they are. It is part of the manifest, so that neither a restart nor a partition that is
 added, created again or no longer idle can lower it.
 
-Two things hold it up, besides a partition that lags: a partition without any event time, and a growth of a topic, while
-records of a key may be in a partition that is not read yet. The only exception is a partition that is idle: its topic
+Three things hold it up, besides a partition that lags: a partition without any event time; a growth of a topic, while
+records of a key may be in a partition that is not read yet; and a run without the broker, which does not know what
+partitions there are. The only exception is a partition that is idle: its topic
 says after which time (`Topic(idle=)`), it is read to its end, and no record of it came in this time. Of the records that
 it delivers afterwards, those whose windows were removed in the meantime are too late.
 """
@@ -62,7 +63,7 @@ def with_closing(run: Run, manifest: Manifest, idle: Collection[TopicPartition])
         manifest: The manifest of the batch.
         idle: The idle partitions; none is while records of a crashed run are in doubt.
     """
-    if run.growths or not run.flow.is_timed:
+    if run.growths or run.notes or not run.flow.is_timed:
         return manifest
     tables = {topic for part in run.flow.tables.values() for topic in part.topics}
     sources = [topic for topic in run.sources if topic not in tables]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from pyspark import SparkContext
@@ -55,9 +56,9 @@ class Aggregator:
 
     Args:
         flow: The flow.
-        options: Options of the run. `until_caught_up` and `trigger_seconds` are matters of the query, and `start` is
-            `earliest`, or `delivered`: partitions that were never read begin at their first delivered record. Without
-            `kafka` the flow cannot publish, has no dead-letter topic, and does not notice added partitions.
+        options: Options of the run. With rows, `until_caught_up` and `trigger_seconds` are matters of the query alone, and
+            `start` is `earliest`, or `delivered`: partitions that were never read begin at their first delivered record.
+            Without `kafka` the flow cannot publish, has no dead-letter topic, and does not notice added partitions.
         progress: Called after each commit with its report.
         planned: Called when the run begins, with the plan of each source; never without `kafka`.
         stop: Set it to end after the commit under way. A batch of rows that is not whole then fails, and its stream
@@ -91,6 +92,8 @@ class Aggregator:
         self._closed = False
         self._total = Report()
         self._lock = threading.Lock()
+        self._folding: int | None = None
+        """The thread that folds a batch."""
         self._context = Context()
         self._opening: Opening | None = None
         self._run: StreamRun | None = None
@@ -112,7 +115,11 @@ class Aggregator:
             Exception: It could not be folded or committed. Whatever was raised, the query ends.
         """
         if self._plan is None or batch.columns != [*COLUMNS]:
-            self._check(batch)
+            try:
+                self._check(batch)
+            except FlowError as error:
+                self.error = error
+                raise
             with self._turn(batch) as run:
                 self._context.run(run.fold, batch)
             return
@@ -165,15 +172,11 @@ class Aggregator:
             )
         if _running(spark, self._query) is not None:
             raise FlowError(f"flow {self.flow.name}: a query of this aggregator runs; stop it before read_stream()")
+        if not self._reads:  # a run that began for rows has other checks behind it
+            self._abandon(clean=self.error is None)
         self._spark, self._reads = spark.sparkContext, True
-        self._opened(self._spark).begin_reading()
-        self._plan = KafkaPlan(
-            self._engine,
-            max_records=self.options.max_records,
-            trigger_seconds=self.options.trigger_seconds,
-            goal=None if self.options.rebuilding is None else self.options.rebuilding.until,
-            bounded=self.options.until_caught_up,
-        )
+        self._opened(self._spark)
+        self._plan = KafkaPlan(self._engine, self.options)
         if self._server is not None:
             self._server.close()
         self._server = PlanServer(self._plan, self._failed)
@@ -181,14 +184,18 @@ class Aggregator:
             spark.dataSource.register(RangeSource)
         return spark.readStream.format(NAME).option(ADDRESS, self._server.address).load()
 
-    def open(self) -> None:
+    def open(self, *, reads: bool) -> None:
         """Begin the run, which needs no Spark yet.
+
+        Args:
+            reads: `read_stream` follows.
 
         Raises:
             RunRefusedError: It would be unsafe to begin.
             StoppedError: `stop` was set while a server did not answer.
         """
-        self._opening = open_run(self.flow, self.options, planned=self._planned, reads=self._reads, stop=self._stop)
+        self._reads = reads
+        self._opening = open_run(self.flow, self.options, planned=self._planned, reads=reads, stop=self._stop)
 
     def end(self, seconds: float) -> None:
         """After `stop` was set, wait for the batch under way, and cancel it after this time."""
@@ -196,6 +203,12 @@ class Aggregator:
             if (run := self._run) is not None:
                 run.engine.cancel()
         self._lock.release()
+
+    @contextmanager
+    def between_batches(self) -> Iterator[None]:
+        """Run the block when no batch is folded; one that begins meanwhile fails."""
+        with self._lock:
+            yield
 
     def widened(self) -> bool:
         """Begin to read partitions that waited for others; return whether there are any."""
@@ -213,6 +226,8 @@ class Aggregator:
 
     def close(self) -> None:
         """End the run cleanly; stop the query first. Without it, the next run takes this one for crashed, which costs only time."""
+        if self._folding == threading.get_ident():
+            raise FlowError(f"flow {self.flow.name}: close() was called within a batch; stop the query, then close")
         with self._lock:
             self._closed = True
             if self._server is not None:
@@ -265,6 +280,7 @@ class Aggregator:
             )
         if not self._lock.acquire(blocking=False):
             raise FlowError(f"flow {self.flow.name}: this aggregator is folding another batch")
+        self._folding = threading.get_ident()
         try:
             self._query = query
             self.error = None
@@ -277,6 +293,7 @@ class Aggregator:
             # PySpark passes exceptions only to the query, which would otherwise stay active for ever.
             raise RuntimeError(f"flow {self.flow.name}: {type(error).__name__} in a batch") from error
         finally:
+            self._folding = None
             self._lock.release()
 
     def _engine(self) -> Engine:
@@ -303,7 +320,7 @@ class Aggregator:
                     raise FlowError(
                         "spark.speculation=true: two attempts of a task would write the same states; set it to false"
                     )
-                self._context.run(self.open)
+                self._context.run(partial(self.open, reads=self._reads))
             assert self._opening is not None
             opening, self._opening = self._opening, None
             given = self.flow, self.options, opening, spark, self._progress, self._stop, self._anywhere

@@ -26,6 +26,12 @@ def _do_nothing(importer: zipimport.zipimporter) -> None:
     """The archive does not change."""
 
 
+def own_archive() -> Path | None:
+    """The archive that is part of the package PySpark, if this Python finds the package."""
+    found = find_spec("pyspark")
+    return Path(found.origin).parent / "python" / "lib" / "pyspark.zip" if found and found.origin else None
+
+
 def from_package() -> None:
     """Import PySpark from the package that its archive is part of, if there is one: the archive has no bytecode.
 
@@ -33,8 +39,7 @@ def from_package() -> None:
     """
     before = list(sys.path)
     sys.path[:] = [path for path in before if not path.endswith("pyspark.zip")]
-    found = find_spec("pyspark")
-    own = Path(found.origin).parent / "python" / "lib" / "pyspark.zip" if found and found.origin else None
+    own = own_archive()
     if own is None or str(own) not in before:
         sys.path[:] = before
 

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from py4j.protocol import Py4JError
 from pyspark import RDD, StorageLevel
 
-from aggregations.engine.message_objects import HEADERS
+from aggregations.engine.delivered_rows import COLUMNS, chunked, converted, in_order, of_partition
+from aggregations.engine.fetch import CHUNK_BYTES, CHUNK_RECORDS
 from aggregations.engine.ranges import Range
 from aggregations.errors import FlowError, RunRefusedError, TasksLostError
 from aggregations.run.deliveries import Delivered, joined
@@ -25,29 +26,14 @@ from envelope import TopicPartition
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-COLUMNS: Final[Mapping[str, str]] = {
-    "key": "binary",
-    "value": "binary",
-    "topic": "string",
-    "partition": "int",
-    "offset": "bigint",
-    "timestamp": "timestamp",
-}
-"""Columns of Spark's Kafka source that are read, with their types."""
-HEADER_TYPES: Final = ("array<struct<key:string,value:binary>>",)
-CHUNK_RECORDS: Final = 50_000
-"""Most records of one block; see `aggregations.engine.fetch.CHUNK_RECORDS`."""
-CHUNK_BYTES: Final = 64 << 20
-"""Bytes of records after which a block is complete."""
-_RECORD: Final = pa.schema(
-    [("key", pa.binary()), ("value", pa.binary()), ("offset", pa.int64()), ("timestamp", pa.timestamp("ms"))]
-)
+_RECORD: Final = ("key", "value", "offset", "timestamp")
 _BLOCK: Final = "topic string, partition int, records binary"
 _NOWHERE: Final = ""
 """Topic of a block that stands for rows without a topic, a partition or an offset."""
 
 Chunk = tuple[Delivered, bytes]
-"""Some records of one partition, in order: what they are, and an Arrow stream of `_RECORD`, or with `headers`."""
+"""Some records of one partition, in order: what they are, and an Arrow stream of `key` and `value` (binary), `offset`
+(int64), `timestamp` (timestamp[ms]) and, if they are read, `headers`."""
 
 
 def check_rows(rows: "DataFrame", flow: str, *, headers: bool) -> None:
@@ -62,7 +48,7 @@ def check_rows(rows: "DataFrame", flow: str, *, headers: bool) -> None:
             "run the program with spark-submit, or with SPARK_REMOTE unset"
         )
     types = dict(rows.dtypes)
-    needed = {**COLUMNS, **({"headers": HEADER_TYPES[0]} if headers else {})}
+    needed = {name: kind for name, kind in COLUMNS.items() if headers or name != "headers"}
     for name, kind in needed.items():
         if name not in types:
             option = '; give the stream option("includeHeaders", True)' if name == "headers" else ""
@@ -105,8 +91,11 @@ def gather(rows: "DataFrame", flow: str, slots: int, *, topics: Iterable[str], h
     Raises:
         RunRefusedError: A row is of another topic, or has no topic, partition or offset.
     """
-    names = [*COLUMNS, *(["headers"] if headers else [])]
-    blocks = rows.select(*names).mapInArrow(_cut, _BLOCK).rdd.map(_by_slot)
+    blocks = (
+        rows.select(*(name for name in COLUMNS if headers or name != "headers"))
+        .mapInArrow(_cut, _BLOCK)
+        .rdd.map(_by_slot)
+    )
     ordered = blocks.partitionBy(slots, int).mapPartitions(_ordered, preservesPartitioning=True)
     kept = ordered.persist(StorageLevel.MEMORY_AND_DISK)
     try:
@@ -117,9 +106,7 @@ def gather(rows: "DataFrame", flow: str, slots: int, *, topics: Iterable[str], h
         known = {*topics}
         for place in delivered:
             if place.topic == _NOWHERE:
-                raise RunRefusedError(
-                    f"flow {flow}: the DataFrame has rows without a topic, partition or offset; filter them out"
-                )
+                raise without_place(flow)
             if place.topic not in known:
                 raise RunRefusedError(
                     f"flow {flow}: the DataFrame has rows of topic {place.topic}, and the flow reads {', '.join(sorted(known))}; "
@@ -129,6 +116,11 @@ def gather(rows: "DataFrame", flow: str, slots: int, *, topics: Iterable[str], h
         kept.unpersist()
         raise
     return Gathered(delivered, kept)
+
+
+def without_place(flow: str) -> RunRefusedError:
+    """The error for rows that are no records of a topic."""
+    return RunRefusedError(f"flow {flow}: the DataFrame has rows without a topic, partition or offset; filter them out")
 
 
 def _what(chunk: Chunk) -> Delivered:
@@ -176,14 +168,9 @@ def _divided(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.Record
 
 
 def _records(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns of a block, in the types of `_RECORD`."""
-    arrays = [batch.column("key").cast(pa.binary()), batch.column("value").cast(pa.binary()), batch.column("offset")]
-    arrays.append(pc.cast(batch.column("timestamp"), pa.timestamp("ms", tz="UTC"), safe=False).cast(pa.timestamp("ms")))
-    names = list(_RECORD.names)
-    if "headers" in batch.schema.names:
-        arrays.append(batch.column("headers").cast(HEADERS))
-        names.append("headers")
-    return pa.RecordBatch.from_arrays(arrays, names=names)
+    """The columns of a block, in the types of a fetch."""
+    names = [name for name in (*_RECORD, "headers") if name in batch.schema.names]
+    return pa.RecordBatch.from_arrays([converted(name, batch.column(name)) for name in names], names=names)
 
 
 def _blocks(waiting: Mapping[tuple[str, int], Sequence[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
@@ -216,26 +203,10 @@ def _table(records: bytes) -> pa.Table:
 
 
 def _chunks(place: TopicPartition, table: pa.Table) -> Iterator[Chunk]:
-    offsets = table.column("offset").combine_chunks()
-    steps = pc.pairwise_diff(offsets) if len(offsets) else offsets
-    contradicted: tuple[int, ...] = ()
-    if len(offsets) > 1 and pc.min(steps).as_py() <= 0:
-        table = table.take(pc.sort_indices(offsets)) if pc.min(steps).as_py() < 0 else table
-        table, contradicted = _unique(table)
-    size = max(table.nbytes // max(table.num_rows, 1), 1)
-    most = min(CHUNK_RECORDS, max(CHUNK_BYTES // size, 1))
-    for start in range(0, max(table.num_rows, 1), most):
-        part = table.slice(start, most).combine_chunks()
-        yield _described(place, part, contradicted if not start else ()), _stream(part)
-
-
-def _unique(table: pa.Table) -> tuple[pa.Table, tuple[int, ...]]:
-    """The first row of each offset, and the offsets whose rows differ; the rows are in order of offsets."""
-    offsets = table.column("offset").combine_chunks()
-    first = pa.concat_arrays([pa.array([True]), pc.not_equal(offsets[1:], offsets[:-1])])
-    again = pc.indices_nonzero(pc.invert(first)).to_pylist()
-    contradicted = [offsets[row].as_py() for row in again if not table.slice(row, 1).equals(table.slice(row - 1, 1))]
-    return table.filter(first), tuple(dict.fromkeys(contradicted))
+    table, contradicted = in_order(table)
+    for part in chunked(table) if table.num_rows else [table]:
+        yield _described(place, part, contradicted), _stream(part)
+        contradicted = ()
 
 
 def _described(place: TopicPartition, table: pa.Table, contradicted: tuple[int, ...]) -> Delivered:
@@ -268,14 +239,7 @@ def tables(chunks: Iterable[Chunk], ranges: Sequence[Range]) -> Iterator[pa.Tabl
             offsets = table.column("offset")
             inside = pc.and_(pc.greater_equal(offsets, one.start), pc.less(offsets, one.end))
             table = table.filter(inside)
-        yield _with_place(table, what.place)
-
-
-def _with_place(table: pa.Table, place: TopicPartition) -> pa.Table:
-    rows = table.num_rows
-    topics = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), rows), pa.array([place.topic]))
-    partitions = pa.repeat(pa.scalar(place.partition, pa.int32()), rows)
-    return table.append_column("topic", topics).append_column("partition", partitions)
+        yield of_partition(table, what.place)
 
 
 def check_same(chunks: Sequence[Chunk], delivered: Mapping[TopicPartition, Delivered], slot: int, slots: int) -> None:

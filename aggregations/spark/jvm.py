@@ -26,7 +26,8 @@ DEFAULT_MASTER: Final = "local[2]"
 """Spark's master when none is given."""
 MASTER, NAME = "spark.master", "spark.app.name"
 
-_EXECUTABLES: Final = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+EXECUTABLES: Final = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+"""Environment variables that tell Spark where Python is."""
 _PORT, _SECRET = "PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"
 IS_SUBMITTED: Final = _PORT in os.environ
 """Whether `spark-submit` started this program: then there is a JVM."""
@@ -37,12 +38,13 @@ _OPTIONS: Final = "SPARK_SUBMIT_OPTS"  # Java options, before those of Spark's s
 # second per million events instead of 3.
 _JAVA: Final = "-XX:TieredStopAtLevel=1"
 _POLL_SECONDS: Final = 0.02
-_POOLS: Final = ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+POOLS: Final = ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Environment variables that limit pools of threads in workers."""
 
 
 def environment_of(before: Mapping[str, str], master: str) -> dict[str, str]:
     """Environment variables for Spark's launcher and workers, with this interpreter; existing ones are kept."""
-    ours = dict.fromkeys(_EXECUTABLES, sys.executable)
+    ours = dict.fromkeys(EXECUTABLES, sys.executable)
     if not is_local(master):
         return {**ours, **before}
     ours["SPARK_LOCAL_IP"] = "127.0.0.1"
@@ -119,13 +121,12 @@ class Jvm:
 
     Attributes:
         asked: Both.
-        variables: Environment variables of this process that its context needs: where Python is for Spark.
+        executable: What its contexts take for Python; None for the interpreter.
         process: Its process.
     """
 
     def __init__(self, conf: Mapping[str, str], environment: Mapping[str, str]) -> None:
         self._owner = os.getpid()
-        self.variables: Mapping[str, str] = {}
         self.asked = _at_start(conf), dict(environment)
         home = _spark_home()
         self._archive = ClassArchive(home, conf, environment) if is_local(conf[MASTER]) else None
@@ -135,8 +136,9 @@ class Jvm:
         if self._archive is not None:
             own[_OPTIONS] = f"{self._archive.options()} {environment.get(_OPTIONS, '')}".strip()
         self._python_ahead = _python_ahead(conf, environment)
-        if self._python_ahead is not None:
-            self.variables = dict.fromkeys(_EXECUTABLES, self._python_ahead.executable)
+        self.executable = None if self._python_ahead is None else self._python_ahead.executable
+        if self.executable is not None:
+            own |= dict.fromkeys(EXECUTABLES, self.executable)
         settings = [word for pair in self.asked[0].items() for word in ("--conf", "=".join(pair))]
         arguments = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
         self.process = subprocess.Popen(
@@ -151,7 +153,7 @@ class Jvm:
                 *arguments,
             ],
             stdin=subprocess.PIPE,
-            env={**environment, **own, **self.variables},
+            env={**environment, **own},
             start_new_session=True,
         )
         self._used = False
@@ -214,22 +216,31 @@ class Jvm:
                 self._archive.finish(self.process)
 
 
-def _python_ahead(conf: Mapping[str, str], environment: Mapping[str, str]) -> PythonAhead | None:
-    """Python for a `local` master that starts it with this interpreter; None for others."""
+def can_fork(conf: Mapping[str, str], environment: Mapping[str, str]) -> bool:
+    """Whether Spark's Python processes are of this machine and this interpreter, so that they can be forked."""
     python = conf.get("spark.pyspark.python", environment["PYSPARK_PYTHON"])
-    if not (is_local(conf[MASTER]) and python == sys.executable) or conf[MASTER].startswith("local-cluster"):
+    return is_local(conf[MASTER]) and python == sys.executable and not conf[MASTER].startswith("local-cluster")
+
+
+def _python_ahead(conf: Mapping[str, str], environment: Mapping[str, str]) -> PythonAhead | None:
+    """What Spark's Python processes are forked from; None if they cannot be."""
+    if not can_fork(conf, environment):
         return None
     settings = {**worker_settings(conf[MASTER], environment), **conf}
     prefix = "spark.executorEnv."
     variables = {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
     ours = {"PYTHONHASHSEED": environment.get("PYTHONHASHSEED", "0"), "PYTHONUNBUFFERED": "YES"}
-    return PythonAhead({**environment, **ours, **variables})
+    ahead = PythonAhead({**environment, **ours, **variables})
+    if not os.access(ahead.executable, os.X_OK):  # nothing may be executed in the directory for temporary files
+        ahead.end()
+        return None
+    return ahead
 
 
 def worker_settings(master: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Spark's settings for the environment of Python workers."""
     # One task has one core; with larger thread pools, tasks would only wait for each other.
-    settings = {f"spark.executorEnv.{name}": environment.get(name, "1") for name in _POOLS}
+    settings = {f"spark.executorEnv.{name}": environment.get(name, "1") for name in POOLS}
     return {**settings, "spark.executorEnv.PYTHONPATH": _modules_path(environment)} if is_local(master) else settings
 
 

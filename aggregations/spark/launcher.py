@@ -5,6 +5,7 @@ Run as `python -IS launcher.py DIRECTORY -m MODULE ...`, so that it starts withi
 
 import json
 import os
+import resource
 import socket
 import struct
 import sys
@@ -12,6 +13,8 @@ import sys
 SIZE = struct.Struct("!i")
 """Length of a request, and the exit code that answers it."""
 STREAMS = (0, 1, 2)
+_START_SECONDS = 120.0
+"""Longest time until the fork runs: on its first run a machine compiles code, for half a minute or more."""
 
 
 def main() -> None:
@@ -25,17 +28,26 @@ def main() -> None:
 
 def _ask(address: str, arguments: "list[str]") -> None:
     """End with the fork; return if there is none to be had."""
-    body = json.dumps({"environment": dict(os.environ), "directory": os.getcwd(), "arguments": arguments}).encode()
     try:
+        about = {
+            "environment": dict(os.environ),
+            "directory": os.getcwd(),
+            "arguments": arguments,
+            "files": resource.getrlimit(resource.RLIMIT_NOFILE),
+        }
+        body = json.dumps(about).encode()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+            channel.settimeout(_START_SECONDS)
             channel.connect(address)
             socket.send_fds(channel, [SIZE.pack(len(body))], STREAMS)
             channel.sendall(body)
-            if channel.recv(1):  # it runs
-                code = channel.recv(SIZE.size)
-                os._exit(SIZE.unpack(code)[0] if len(code) == SIZE.size else 1)
+            if not channel.recv(1):
+                return
+            channel.settimeout(None)
+            code = channel.recv(SIZE.size)
     except OSError:
         return
+    os._exit(SIZE.unpack(code)[0] if len(code) == SIZE.size else 1)
 
 
 if __name__ == "__main__":

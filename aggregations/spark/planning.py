@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from aggregations.engine.engine import Engine
+from aggregations.engine.options import RunOptions
 from aggregations.engine.ranges import before
 from aggregations.spark.source import OffsetRange, Offsets
 from envelope import TopicPartition
@@ -18,27 +19,16 @@ class KafkaPlan:
 
     Args:
         engine: Returns the engine of the current run.
-        max_records: Maximum number of records of one commit; 0 for no limit.
-        trigger_seconds: Interval of the query's trigger. A micro-batch of a backlog has as many commits as this takes, so that
-            the next one begins at once.
-        goal: Where to stop in each partition; None for no end.
-        bounded: The query stops at the ends of the log as of its start. Spark says so itself from 4.2 on.
+        options: Its options. A micro-batch of a backlog has as many commits as `trigger_seconds` take, so that the next one
+            begins at once. Up to 4.1 only `until_caught_up` says that the query stops at the ends of the log.
     """
 
-    def __init__(
-        self,
-        engine: Callable[[], Engine],
-        *,
-        max_records: int,
-        trigger_seconds: float,
-        goal: Mapping[TopicPartition, int] | None = None,
-        bounded: bool = False,
-    ) -> None:
+    def __init__(self, engine: Callable[[], Engine], options: RunOptions) -> None:
         self._engine = engine
-        self._most = max_records or 0
-        self._trigger = trigger_seconds
-        self._goal = goal
-        self._bounded = bounded
+        self._most = options.max_records
+        self._trigger = options.trigger_seconds
+        self._goal = None if options.rebuilding is None else options.rebuilding.until
+        self._bounded = options.until_caught_up
         self._reached: Offsets | None = None
         self._newest: Offsets = {}
         self._planned: Mapping[TopicPartition, int] = {}

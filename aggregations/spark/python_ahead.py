@@ -12,6 +12,7 @@ first run it takes half a minute, and the other processes must not wait for it.
 import gc
 import json
 import os
+import resource
 import runpy
 import select
 import shlex
@@ -20,24 +21,30 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from aggregations.spark.daemon import from_package
+from aggregations.spark.daemon import from_package, own_archive
 from aggregations.spark.launcher import SIZE, STREAMS
-from aggregations.spark.sockets import socket_parent
+from aggregations.spark.sockets import socket_directory
 
 DAEMON: Final = "aggregations.spark.daemon"
 """The module that Spark runs for its daemon of workers."""
 _ANY: Final = "any"
 _LAUNCHER: Final = "python"
 _LOOK_SECONDS: Final = 1.0
+_PAUSE_SECONDS: Final = 0.05
+_KILLED: Final = 128
+"""Exit code of a process that a signal ended, less the signal, as shells have it."""
 # What Python and its modules read when they start. Spark sets these for each of its processes.
-_READ_AT_START: Final = ("PYTHON", "POLARS_", "OMP_", "OPENBLAS_", "MKL_", "NUMBA_", "LD_", "DYLD_", "HEADWATER_CACHE")
+_READ_AT_START: Final = (
+    *("PYTHON", "POLARS_", "OMP_", "OPENBLAS_", "MKL_", "NUMBA_", "ARROW_", "MALLOC_", "LD_", "DYLD_", "LANG", "LC_"),
+    "HEADWATER_CACHE",
+)
 _SPARKS_OWN: Final = ("PYTHONPATH", "PYTHON_")
 
 
@@ -53,7 +60,8 @@ class PythonAhead:
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="headwater-python-", dir=socket_parent()))
+        self._directory, lock = socket_directory("headwater-python-")
+        self._in_use: int | None = lock
         launcher = Path(__file__).with_name("launcher.py")
         command = shlex.join([sys.executable, "-IS", str(launcher), str(self._directory)])
         executable = self._directory / _LAUNCHER
@@ -76,6 +84,9 @@ class PythonAhead:
         self.process.kill()
         self.process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
+        if self._in_use is not None:
+            os.close(self._in_use)
+            self._in_use = None
 
 
 def _listen(address: Path) -> socket.socket:
@@ -119,46 +130,70 @@ class _Server:
         gc.freeze()  # existing objects stay shared between the forks
         while not self._ends():
             channels = {channel.fileno(): pid for pid, channel in self._forks.items()}
-            listener, woken = self._listener.fileno(), self._woken.fileno()
-            ready, _, _ = select.select([listener, woken, *self._watched, *channels], [], [], _LOOK_SECONDS)
-            if woken in ready:
-                with suppress(BlockingIOError):
-                    self._woken.recv(4096)
-            for one in ready:
-                if one in channels:  # Spark has ended the launcher
-                    with suppress(ProcessLookupError):
-                        os.kill(channels[one], signal.SIGTERM)
-                    self._forks.pop(channels[one]).close()
+            poll = select.poll()  # select takes no numbers above 1023
+            for number in (self._listener.fileno(), self._woken.fileno(), *self._watched, *channels):
+                poll.register(number, select.POLLIN)
+            ready = {number for number, _ in poll.poll(_LOOK_SECONDS * 1000)}
+            with suppress(BlockingIOError):
+                self._woken.recv(4096)
+            for number in ready & channels.keys():  # Spark has ended the launcher
+                with suppress(ProcessLookupError):
+                    os.kill(channels[number], signal.SIGTERM)
+                self._forks.pop(channels[number]).close()
             self._reap()
-            if listener in ready:
-                channel, _ = self._listener.accept()
-                channel.setblocking(True)
-                with suppress(OSError, ValueError):  # the launcher ended meanwhile
-                    self._answer(channel)
+            if self._listener.fileno() in ready:
+                try:
+                    self._answer()
+                except Exception:  # of one launcher, which becomes Python itself
+                    traceback.print_exc()
+                    time.sleep(_PAUSE_SECONDS)
 
-    def _answer(self, channel: socket.socket) -> None:
-        size, streams, _, _ = socket.recv_fds(channel, SIZE.size, len(STREAMS))
-        try:
-            with channel.makefile("rb") as reader:
-                about = json.loads(reader.read(*SIZE.unpack(size)))
-            asked = _at_start(about["environment"])
-            if not asked.items() <= self._started.items():  # other modules, or another behaviour of theirs
-                channel.close()
+    def _answer(self) -> None:
+        channel, _ = self._listener.accept()
+        with ExitStack() as failed:
+            failed.callback(channel.close)
+            channel.settimeout(_LOOK_SECONDS)
+            size, streams, _, _ = socket.recv_fds(channel, SIZE.size, len(STREAMS))
+            with ExitStack() as received:
+                for stream in streams:
+                    received.callback(os.close, stream)
+                if len(size) != SIZE.size or len(streams) != len(STREAMS):
+                    return  # the launcher has ended
+                with channel.makefile("rb") as reader:
+                    about = json.loads(reader.read(*SIZE.unpack(size)))
+                if not self._fits(about["environment"]):
+                    return
+                if (pid := os.fork()) == 0:
+                    self._become(about, streams, channel)
+            channel.settimeout(None)
+            try:
+                channel.sendall(b"1")
+            except OSError:  # nobody waits for it any more
+                os.kill(pid, signal.SIGKILL)
                 return
-            if (pid := os.fork()) == 0:
-                self._become(about, streams, channel)
             self._forks[pid] = channel
-            channel.sendall(b"1")
-        finally:
-            for stream in streams:
-                os.close(stream)
+            failed.pop_all()
+
+    def _fits(self, environment: Mapping[str, str]) -> bool:
+        """Whether Python with these variables would be as this process is."""
+        given = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+        archives = [path for path in given if path.endswith((".zip", ".jar"))]
+        foreign = [path for path in archives if path.endswith("pyspark.zip") and path != str(own_archive())]
+        directories = [path for path in given if path not in archives]
+        return (
+            _at_start(environment).items()
+            <= self._started.items()  # other variables may make modules another behaviour
+            and not foreign
+            and {*map(os.path.abspath, directories)} <= {*map(os.path.abspath, self._path)}
+        )
 
     def _reap(self) -> None:
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if channel := self._forks.pop(ended[0], None):
                     with channel, suppress(OSError):
-                        channel.sendall(SIZE.pack(abs(os.waitstatus_to_exitcode(ended[1]))))
+                        code = os.waitstatus_to_exitcode(ended[1])
+                        channel.sendall(SIZE.pack(code if code >= 0 else _KILLED - code))
 
     def _become(self, about: Mapping[str, Any], streams: Sequence[int], channel: socket.socket) -> NoReturn:
         """Run a module as `python -m` does, in a fork."""
@@ -174,6 +209,9 @@ class _Server:
                 its.close()
             os.environ.clear()
             os.environ.update(about["environment"])
+            time.tzset()
+            with suppress(OSError, ValueError):  # more than this process may set
+                resource.setrlimit(resource.RLIMIT_NOFILE, about["files"])
             os.chdir(about["directory"])
             module, *arguments = about["arguments"]
             given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -185,6 +223,8 @@ class _Server:
             code = 0
         except SystemExit as error:
             code = error.code
+            if not isinstance(code, int | None):
+                sys.stderr.write(f"{code}\n")
         except BaseException:
             traceback.print_exc()
         finally:
@@ -233,10 +273,15 @@ def main() -> None:
     residents.fork_child(signal.SIGKILL, serve_daemons)
     second.close()
     _import_planning()
-    try:
-        _Server(first, lambda: bool(select.select([0], [], [], 0)[0]), watched=[0]).serve()
-    finally:
-        shutil.rmtree(sys.argv[3], ignore_errors=True)
+    _Server(first, _is_deserted, watched=[0]).serve()
+    shutil.rmtree(sys.argv[3], ignore_errors=True)
+
+
+def _is_deserted() -> bool:
+    """Whether the process that started this one has ended, and so closed this one's standard input."""
+    poll = select.poll()
+    poll.register(0, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ survive a fork. Supervisor and residents end with the daemon.
 """
 
 import ctypes
-import fcntl
 import importlib
 import mmap
 import os
@@ -20,7 +19,6 @@ import signal
 import socket
 import struct
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from aggregations.engine.idle import keepers
-from aggregations.spark.sockets import socket_parent
+from aggregations.spark.sockets import socket_directory
 
 _PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
 _LOOK_SECONDS: Final = 1.0
@@ -64,27 +62,11 @@ def supervise(prepare: Callable[[], None] = lambda: None) -> None:
             start no threads and no clients.
     """
     global _daemon, _directory
-    parent = socket_parent()
-    _sweep(parent)
-    directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    lock = os.open(directory, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # held until the last process that inherits it has ended
+    directory, lock = socket_directory(_PREFIX)  # the lock is held until the last process that inherits it has ended
     with _listen(directory / _SUPERVISOR) as listener:
         fork_child(signal.SIGTERM, lambda: _supervise(listener, directory, prepare))
     os.close(lock)
     _daemon, _directory = os.getpid(), directory
-
-
-def _sweep(parent: Path) -> None:
-    """Delete what supervisors that were killed left behind; an unreadable directory belongs to another user."""
-    for path in parent.glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(handle)
 
 
 def is_resident() -> bool:

@@ -1,7 +1,9 @@
 """Runs a flow on Spark: as a query of Spark's whose source is `headwater`, and whose batches an aggregator folds."""
 
 import logging
+import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from py4j.protocol import Py4JError
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -28,9 +30,12 @@ from aggregations.spark.session import master_of, session, submitted
 _LOOK_SECONDS: Final = 0.2
 _STOP_SECONDS: Final = 5.0
 """Seconds that a stop waits for the batch under way before it cancels the batch."""
+_CLOCK_SECONDS: Final = 1.0
+"""How far the clock has to be set back to count."""
 _SLOW: Final = "failed to connect back"
 _STARTS: Final = 5
 """How often a query is started whose source does not start in time."""
+_OF_CHECKPOINT: Final = re.compile("log file|metadata")
 _LOG = logging.getLogger("headwater.spark")
 _starting: Final = threading.Lock()
 """No two queries of a session have one name."""
@@ -81,7 +86,7 @@ def run_flow(
     aggregator = Aggregator(flow, bound, progress=progress, planned=planned, stop=stop)
     with jvm_ahead(master, conf or {}), aggregator:
         try:
-            aggregator.open()
+            aggregator.open(reads=True)
             with session(f"headwater {flow.name}", modules=modules, master=master, conf=conf, stop=stop) as spark:
                 return _stream(aggregator, SparkSession(spark), checkpoint, stop)
         except StoppedError:  # while a server did not answer, or Spark started
@@ -90,18 +95,16 @@ def run_flow(
 
 def _stream(aggregator: Aggregator, spark: SparkSession, checkpoint: str | None, stop: threading.Event) -> Report:
     """Run queries until the flow is stopped, or has caught up."""
-    options = aggregator.options
     with _checkpoint(spark, checkpoint) as given, _checkpoint(spark, None) as another:
         directory, starts = given, 1
         while True:
-            ranges = aggregator.read_stream(spark)
-            writer = ranges.writeStream.foreachBatch(aggregator).option("checkpointLocation", directory)
-            with _starting:
-                if aggregator.flow.name not in {one.name for one in spark.streams.active}:
-                    writer = writer.queryName(aggregator.flow.name)
-                query = writer.trigger(**_trigger(options)).start()
             try:
-                _wait(query, aggregator, stop)
+                with _explained(aggregator, stop):
+                    if _was_set_back(_started(aggregator, spark, directory), aggregator, stop):
+                        _LOG.warning(
+                            "the clock was set back: the query is started again, or its trigger would wait as long"
+                        )
+                        continue
             except TasksLostError as error:
                 # Spark gives the process of a source ten seconds to start, whatever else the machine does.
                 if _SLOW not in str(error) or starts == _STARTS:
@@ -112,6 +115,16 @@ def _stream(aggregator: Aggregator, spark: SparkSession, checkpoint: str | None,
             if stop.is_set() or not (aggregator.is_behind or aggregator.widened()):
                 return aggregator.total
             directory = another if aggregator.is_behind else directory
+
+
+def _started(aggregator: Aggregator, spark: SparkSession, checkpoint: str) -> StreamingQuery:
+    """Start a query, with the name of the flow unless another one has it."""
+    ranges = aggregator.read_stream(spark)
+    writer = ranges.writeStream.foreachBatch(aggregator).option("checkpointLocation", checkpoint)
+    with _starting:
+        if aggregator.flow.name not in {one.name for one in spark.streams.active}:
+            writer = writer.queryName(aggregator.flow.name)
+        return writer.trigger(**_trigger(aggregator.options)).start()
 
 
 def _trigger(options: RunOptions) -> dict[str, Any]:
@@ -135,28 +148,49 @@ def _checkpoint(spark: SparkSession, given: str | None) -> Iterator[str]:
         yield Path(directory).as_uri()
 
 
-def _wait(query: StreamingQuery, aggregator: Aggregator, stop: threading.Event) -> None:
-    """Wait for the end of a query. When the run is stopped, its batch gets a few seconds to end.
+def _was_set_back(query: StreamingQuery, aggregator: Aggregator, stop: threading.Event) -> bool:
+    """Wait for the end of a query, or stop it.
+
+    When the run is stopped, its batch gets a few seconds to end. Spark's trigger waits until the clock shows a time, so
+    a query whose machine's clock is set back is stopped between two batches.
+
+    Returns:
+        Whether it was stopped because the clock was set back.
+    """
+    ahead = time.time() - time.monotonic()
+    while not query.awaitTermination(_LOOK_SECONDS):  # type: ignore[arg-type]
+        if stop.is_set():
+            aggregator.end(_STOP_SECONDS)
+            query.stop()
+            return False
+        if ahead - (time.time() - time.monotonic()) > _CLOCK_SECONDS:
+            with aggregator.between_batches():
+                query.stop()
+            return True
+    return False
+
+
+@contextmanager
+def _explained(aggregator: Aggregator, stop: threading.Event) -> Iterator[None]:
+    """Raise what ended a query, rather than what Spark says of it; nothing if the run was stopped.
 
     Raises:
-        Exception: What ended the query.
+        Exception: What ended the aggregator.
+        RunRefusedError: Spark cannot read its checkpoint.
+        TasksLostError: Anything else that ended the query.
         SparkEndedError: Spark's JVM or its context ended.
     """
     try:
-        while not query.awaitTermination(_LOOK_SECONDS):  # type: ignore[arg-type]
-            if stop.is_set():
-                aggregator.end(_STOP_SECONDS)
-                query.stop()
-                return
-    except (StreamingQueryException, Py4JError, ConnectionError) as error:
+        yield
+    except (PySparkException, Py4JError, ConnectionError) as error:
         cause = aggregator.error
         if isinstance(cause, StoppedError) or (stop.is_set() and isinstance(cause, SparkEndedError | None)):
             return  # the signal that stopped the run may have ended the JVM as well
         if cause is not None:
             raise cause from None
-        if isinstance(error, StreamingQueryException):
+        if isinstance(error, PySparkException):
             text = str(error).partition("terminated with exception: ")[2] or str(error)
-            if "log file" in text:
+            if _OF_CHECKPOINT.search(text):
                 raise RunRefusedError(
                     f"Spark cannot read its checkpoint ({reason_of(text)}). Name an empty directory, or remove it: progress is in "
                     "the stores"

@@ -22,6 +22,8 @@ from aggregations.spark.jvm import (
     IS_SUBMITTED,
     MASTER,
     NAME,
+    Jvm,
+    can_fork,
     environment_of,
     is_local,
     started,
@@ -119,6 +121,9 @@ def _existing() -> SparkContext | None:
 def _forget_jvm() -> None:
     """Let the next context start another JVM: the old one ended."""
     SparkContext._gateway = SparkContext._jvm = None
+    if _own.jvm is not None:
+        _own.jvm.kill()
+        _own.jvm = None
 
 
 class _Own:
@@ -127,12 +132,13 @@ class _Own:
     Attributes:
         spark: The context; None if there is none.
         users: Number of runs that use it.
+        jvm: The JVM that was started for it; None if there was one.
     """
 
     spark: SparkContext | None = None
     users = 0
     _before: Mapping[str, str]
-    _python: Mapping[str, str] = {}
+    jvm: Jvm | None = None
     _warming: threading.Thread | None = None
 
     def start(
@@ -153,11 +159,11 @@ class _Own:
         os.environ.update(environment_of(self._before, wanted[MASTER]))
         try:
             with _startable(stop):
-                if not theirs:
-                    if SparkContext._gateway is None:
-                        self._python = _launch(wanted, stop)
-                    os.environ.update(self._python)
+                if not theirs and SparkContext._gateway is None:
+                    self.jvm = _launch(wanted, stop)
                 self.spark = SparkContext(conf=SparkConf().setAll(list(settings.items())))
+            if self.jvm is not None and self.jvm.executable is not None and can_fork(wanted, os.environ):
+                self.spark.pythonExec = self.jvm.executable
             if stop.is_set():  # at the last moment: the JVM may have been ended
                 raise StoppedError
             if "spark.log.level" not in theirs:
@@ -250,19 +256,15 @@ def _startable(stop: threading.Event) -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
-def _launch(wanted: Mapping[str, str], stop: threading.Event) -> Mapping[str, str]:
-    """Start a JVM that no signal reaches, or take the one that was started ahead: this process stops Spark.
-
-    Returns:
-        Environment variables for its contexts.
-    """
+def _launch(wanted: Mapping[str, str], stop: threading.Event) -> Jvm:
+    """Start a JVM that no signal reaches, or take the one that was started ahead: this process stops Spark."""
     jvm = started(wanted, dict(os.environ))
     gateway = jvm.connect(stop)
     SparkContext._ensure_initialized(gateway=gateway)
     signals = gateway.jvm.sun.misc
     with suppress(Py4JError):  # under -Xrs Java handles no signals
         signals.Signal.handle(signals.Signal("TERM"), signals.SignalHandler.SIG_IGN)
-    return jvm.variables
+    return jvm
 
 
 def _settings(wanted: Mapping[str, str]) -> dict[str, str]:

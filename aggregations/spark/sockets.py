@@ -1,7 +1,10 @@
 """Where processes of one machine listen for each other."""
 
+import fcntl
 import os
+import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -14,3 +17,27 @@ def socket_parent() -> Path:
     if len(os.fsencode(parent)) > _LONGEST_PARENT:
         return Path("/tmp")  # noqa: S108 - mkdtemp makes a directory that only this user may read
     return parent
+
+
+def socket_directory(prefix: str) -> tuple[Path, int]:
+    """Make a directory for sockets, and delete those that processes left behind that were killed.
+
+    Args:
+        prefix: What the name of the directory begins with.
+
+    Returns:
+        The directory, and the file descriptor of its lock: the directory is in use until the last process closes it.
+    """
+    parent = socket_parent()
+    for path in parent.glob(f"{prefix}*"):
+        with suppress(OSError):  # an unreadable directory belongs to another user
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(handle)
+    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    lock = os.open(directory, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return directory, lock

@@ -5,19 +5,18 @@ and what there is to read. Its offsets are Kafka's, by topic and partition, as S
 """
 
 import json
+import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener
-from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from aggregations.spark.sockets import socket_parent
+from aggregations.spark.sockets import socket_directory
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -98,26 +97,33 @@ class PlanServer:
     def __init__(self, planner: Planner, failed: Callable[[Exception], None]) -> None:
         self._planner = planner
         self._failed = failed
-        self._directory = Path(tempfile.mkdtemp(prefix="headwater-plan-", dir=socket_parent()))  # of this user only
+        self._directory, self._in_use = socket_directory("headwater-plan-")  # of this user only
         self.address = str(self._directory / "socket")
         self._listener = Listener(self.address, "AF_UNIX")
         self._lock = threading.Lock()
+        self._closed = False
         self._connections: list[Connection] = []
         threading.Thread(target=self._accept, name="headwater-plan", daemon=True).start()
 
     def close(self) -> None:
         """Stop to answer."""
+        self._closed = True
+        with suppress(OSError):
+            Client(self.address, "AF_UNIX").close()  # its thread waits for one
         self._listener.close()
         for connection in self._connections:
             with suppress(OSError):
                 connection.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+        os.close(self._in_use)
 
     def _accept(self) -> None:
         while True:
             try:
                 connection = self._listener.accept()
             except OSError:
+                return
+            if self._closed:
                 return
             self._connections.append(connection)
             threading.Thread(target=self._answer, args=(connection,), name="headwater-plan", daemon=True).start()

@@ -3,7 +3,8 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import partial, reduce
+from operator import and_, or_
 from typing import TYPE_CHECKING, Any
 
 from pyspark import SparkContext
@@ -14,7 +15,7 @@ from aggregations.engine.engine import Engine
 from aggregations.engine.opening import Opening
 from aggregations.engine.options import RunOptions
 from aggregations.engine.probe import holds_records
-from aggregations.engine.ranges import Range, within
+from aggregations.engine.ranges import Range, before, within
 from aggregations.engine.retry import StoppedError
 from aggregations.errors import RunRefusedError, TasksLostError
 from aggregations.report import Report
@@ -23,7 +24,7 @@ from aggregations.run.plan import grown
 from aggregations.run.risks import refuse
 from aggregations.run.turns import batch_to_repeat, unfinished_places
 from aggregations.spark.action import Action
-from aggregations.spark.gather import gather
+from aggregations.spark.gather import gather, without_place
 from envelope import TopicPartition
 
 if TYPE_CHECKING:
@@ -111,46 +112,47 @@ class StreamRun:
         """
         begun = unfinished_places(self._run)
         ends = {**ends, **{place: max(end, ends.get(place, 0)) for place, end in begun.items()}}
-        self.engine.commit_all(partial(self.engine.left, ends), self._options.max_records)
+        self.engine.commit_all(partial(self.engine.left, ends))
 
     def fold_archive(self, rows: "DataFrame") -> Report:
         """Fold and commit an archive in parts; see `Aggregator.fold`."""
         from pyspark.sql import functions as f
 
-        places = rows.groupBy("topic", "partition").agg(f.min("offset").alias("first"), f.max("offset").alias("last"))
-        ends = {
-            TopicPartition(one.topic, one.partition): (one.first, one.last + 1)
-            for one in places.collect()
-            if None not in one
-        }
+        nowhere = f.isnull("topic") | f.isnull("partition") | f.isnull("offset")
+        found = rows.groupBy("topic", "partition").agg(
+            f.min("offset").alias("first"), f.max("offset").alias("last"), f.count_if(nowhere).alias("nowhere")
+        )
+        ends = {}
+        for row in found.collect():
+            if row.nowhere:
+                raise without_place(self._flow.name)
+            ends[TopicPartition(row.topic, row.partition)] = row.first, row.last + 1
         done = dict.fromkeys(ends, 0)
         while part := self._part(ends, done):
-            chosen = f.lit(False)
-            for one in part:
-                here = (f.col("topic") == one.topic) & (f.col("partition") == one.partition)
-                chosen |= here & (f.col("offset") >= one.start) & (f.col("offset") < one.end)
-            self.fold(rows.filter(chosen))
-            done |= {one.place: one.end for one in part}
+            places = [(f.col("topic") == one.topic) & (f.col("partition") == one.partition) for one in part]
+            spans = [(f.col("offset") >= one.start) & (f.col("offset") < one.end) for one in part]
+            self.fold(rows.filter(reduce(or_, map(and_, places, spans))))
+            for place, one in zip(places, part, strict=True):
+                done[one.place] = one.end
+                if self._run.start.get(one.place, 0) < one.end < ends[one.place][1]:  # a hole: where does it end?
+                    behind = rows.filter(place & (f.col("offset") >= one.end)).agg(f.min("offset"))
+                    done[one.place] = max(one.end, *behind.collect()[0])
         if left := [place for place, (_, end) in ends.items() if self._run.start.get(place, 0) < end]:
             raise TasksLostError(f"Spark delivered less of {left[0].topic}:{left[0].partition} than it had counted")
         return self.engine.total
 
     def _part(self, ends: Mapping[TopicPartition, tuple[int, int]], done: Mapping[TopicPartition, int]) -> list[Range]:
-        """The next part of an archive: at most so many offsets, those of the archive's partitions in proportion."""
+        """The next part of an archive: at most so many offsets, those of the archive's partitions in proportion.
+
+        What a crashed run may have passed on comes first, and at once.
+        """
         start = self._run.start
         left = [
             Range(place.partition, begin, end, place.topic)
             for place, (first, end) in sorted(ends.items())
             if (begin := max(first, done[place], start.get(place, 0))) < end
         ]
-        return within(left, self._options.max_records)
-
-    def begin_reading(self) -> None:
-        """Let partitions that were never read begin where their logs do: from now on tasks read them."""
-        for plan in self._opening.plans:
-            its = self._run.positions(plan.topic)
-            starts = {one.partition: its.get(one.partition, 0) or one.low for one in plan.partitions}
-            self._run.start_at(plan.topic, plan.topic_id, starts, self._run.growths.get(plan.topic))
+        return before(left, batch_to_repeat(self._run)) or within(left, self._options.max_records)
 
     def _check(self, delivered: Mapping[TopicPartition, Delivered]) -> None:
         """Refuse a batch in which something is missing; decide where partitions begin, and note it before anything is folded.
@@ -172,7 +174,9 @@ class StreamRun:
         refuse(found := gaps(name, absent, self._known), self._options.accept)
         if found:
             begun |= {
-                place: delivered[place].first for place, spans in absent.items() if spans[0][0] == positions.get(place)
+                place: delivered[place].first
+                for place, spans in absent.items()
+                if spans[0][0] == positions.get(place, 0)
             }
         for place, start in begun.items():
             run.begin_at(place, start)
@@ -196,7 +200,7 @@ class StreamRun:
         return {None: "the topic does not have these offsets", True: "the topic has records there", False: ""}[has]
 
     def _commit(self, delivered: Mapping[TopicPartition, Delivered]) -> None:
-        most, run = self._options.max_records, self._run
+        run = self._run
         if absent := {place: end for place, end in batch_to_repeat(run).items() if _end(delivered, place) < end}:
             named = ", ".join(f"{place.topic}:{place.partition} up to {end}" for place, end in absent.items())
             raise RunRefusedError(
@@ -206,14 +210,12 @@ class StreamRun:
         held = set()
         if self._flow.keeps_order:  # what added partitions hold comes after all that the others hold
             held = {one for one in delivered if one not in run.start and run.positions(one.topic)}
-        self.engine.commit_all(
-            partial(self._left, {place: delivered[place] for place in delivered.keys() - held}), most
-        )
+        self.engine.commit_all(partial(self._left, {place: delivered[place] for place in delivered.keys() - held}))
         for topic in sorted({place.topic for place in held}):
             if not self.engine.widen(topic) and (growth := run.growths.get(topic)) is not None:
                 refuse([grown(self._flow.name, topic, growth)], self._options.accept)
         if held:
-            self.engine.commit_all(partial(self._left, {place: delivered[place] for place in held}), most)
+            self.engine.commit_all(partial(self._left, {place: delivered[place] for place in held}))
         if self._left(delivered):
             raise StoppedError
 

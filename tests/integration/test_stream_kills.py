@@ -94,3 +94,29 @@ def test_a_run_that_is_killed_around_sparks_logs_is_exact_in_the_end(
     world.check(flow)
     assert world.results(flow, "aircraft") == totals(sent, "tail")
     assert world.results(flow, "carrier") == totals(sent, "carrier")
+
+
+def test_two_drivers_on_one_checkpoint_are_exact_and_the_older_one_is_fenced(world: World, tmp_path: File) -> None:
+    flow, sent, directory = fleet(world.topic), some_legs(120), str(tmp_path / "checkpoint")
+    accepted = {"accept": ONE_NODE if "cassandra" in str(world.urls) else []}
+    world.send(republished(sent, range(80)))
+    frozen = Run(world, ("fleet", world.topic), max_records=20, freeze=True, checkpoint=directory, **accepted)
+    successors = []
+    try:
+        frozen.await_freeze()
+        for start in (60, 90):
+            successors.append(Run(world, ("fleet", world.topic), checkpoint=directory, **accepted))
+            assert successors[-1].wait() == 0, successors[-1].errors
+            if start == 60:
+                frozen.signal(signal.SIGCONT)  # Spark writes its log of commits after that of its successor
+                assert frozen.wait() == 1
+                assert "Fenced" in frozen.errors
+            world.send(republished(sent, range(start, start + 30)))
+        successors.append(Run(world, ("fleet", world.topic), checkpoint=directory, **accepted))
+        assert successors[-1].wait() == 0, successors[-1].errors
+    finally:
+        for process in (frozen, *successors):
+            process.end()
+    world.check(flow)
+    assert world.results(flow, "aircraft") == totals(sent, "tail")
+    assert world.results(flow, "carrier") == totals(sent, "carrier")

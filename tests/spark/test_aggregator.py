@@ -1,8 +1,10 @@
 """A flow as the function of `foreachBatch`: exact whatever Spark delivers, and whatever becomes of its checkpoint."""
 
+import json
 import random
 import shutil
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,14 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from aggregations import Fields, Json, Topic, count, tumbling
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow
+from aggregations.engine.batches import Batches
 from aggregations.errors import FlowError, RunRefusedError
 from aggregations.run.binding import bind
+from aggregations.spark.stream_run import StreamRun
+from envelope.filters import EventIdFilter, from_header
 from jobs.views import states
 from tests.support.flows import PATHS, fleet, totals
 from tests.support.flows import Path as Way
@@ -173,6 +179,13 @@ def test_a_newer_aggregator_fences_the_older(sql: SparkSession, store: str) -> N
     exact(flow, store, sent)
 
 
+def test_it_is_not_closed_within_a_batch(sql: SparkSession, store: str) -> None:
+    aggregator = fleet("legs").aggregator(stores=store, progress=lambda _: aggregator.close())
+    with pytest.raises(FlowError, match="stop the query, then close"):
+        aggregator(frame(sql, records(legs(10))), 0)
+    assert isinstance(aggregator.error, FlowError)
+
+
 def test_an_archive_is_folded_in_parts_and_the_stream_goes_on_from_there(
     sql: SparkSession, store: str, tmp_path: Path
 ) -> None:
@@ -233,7 +246,77 @@ def test_rows_that_cannot_be_used_are_refused_in_a_sentence(
     flow = fleet("legs")
     with pytest.raises((FlowError, RunRefusedError), match=text):
         flow.aggregator(stores=store)(wrong(sql, kind), 0)
+    with pytest.raises((FlowError, RunRefusedError), match=text):
+        flow.aggregator(stores=store).fold(wrong(sql, kind))
     assert results(flow, store, "aircraft") == {}
+
+
+def test_a_single_row_of_an_archive_without_an_offset_is_refused(sql: SparkSession, store: str) -> None:
+    good, flow = frame(sql, records(legs(10))), fleet("legs")
+    with pytest.raises(RunRefusedError, match="rows without a topic, partition or offset"):
+        flow.aggregator(stores=store).fold(good.union(wrong(sql, "without an offset").limit(1)))
+    assert results(flow, store, "aircraft") == {}
+
+
+def dated(topic: str, partition: int, days: int, name: str) -> list[Record]:
+    """A record a day, with its day and an id."""
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    times = [int((begin + timedelta(days=day)).timestamp() * 1000) for day in range(days)]
+    values = [json.dumps({"name": name, "at": at}).encode() for at in times]
+    ids = [(("id", b"%d-%d" % (partition, day)),) for day in range(days)]
+    return [
+        Record(topic, partition, day, b"k", value, at, headers=its)
+        for day, (value, at, its) in enumerate(zip(values, times, ids, strict=True))
+    ]
+
+
+DATED = Topic("days", payload=Json({"name": str, "at": int}), envelope=False, time="at")
+
+
+@pytest.mark.parametrize("more", [{"window": tumbling("1d")}, {"expire_after": "3d"}], ids=["windows", "expiry"])
+def test_a_partition_that_is_delivered_after_the_others_loses_nothing_without_the_broker(
+    sql: SparkSession, store: str, more: dict[str, Any]
+) -> None:
+    """Who does not know the partitions of a topic cannot say what no partition will deliver any more."""
+    flow: Flow[Any] = Flow("days").source(DATED).aggregate("name", key="name", fold=Fields(n=count()), **more)
+    with flow.aggregator(stores=store) as aggregator:
+        for partition, name in enumerate(("a", "b")):
+            aggregator(frame(sql, dated("days", partition, 20, name)), partition)
+        assert aggregator.total.verdicts["name"].total() == 40
+        assert aggregator.total.verdicts["name"]["accepted"] == 40
+
+
+def test_an_archive_that_grew_after_a_crash_is_folded_on(
+    sql: SparkSession, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A filter over all partitions may have passed on records of the batch that was not completed."""
+    rule = EventIdFilter(from_header("id"), horizon=timedelta(days=10_000), partitions=2)
+    flow: Flow[Any] = Flow("days").source(DATED).deduplicate(rule)
+    flow = flow.aggregate("name", key="name", fold=Fields(n=count()))
+
+    def die(*_: object) -> None:
+        raise ZeroDivisionError
+
+    aggregator = flow.aggregator(stores=store, max_records=20)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Batches, "advance", die)
+        aggregator.fold(frame(sql, [*dated("days", 0, 10, "a"), *dated("days", 1, 10, "b")]))
+    with aggregator:
+        aggregator.fold(frame(sql, [*dated("days", 0, 100, "a"), *dated("days", 1, 10, "b")]))
+    assert results(flow, store, "name") == {b"a": {"n": 100}, b"b": {"n": 10}}
+
+
+def test_a_hole_of_an_archive_costs_one_more_scan(
+    sql: SparkSession, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, flow = dated("days", 0, 10, "a"), Flow("days").source(DATED)
+    flow = flow.aggregate("name", key="name", fold=Fields(n=count()))
+    far = [Record("days", 0, 1 << 60, one.key, one.value) for one in whole[:1]]
+    scans, fold = [], StreamRun.fold
+    monkeypatch.setattr(StreamRun, "fold", lambda run, rows: (scans.append(rows), fold(run, rows)))
+    with pytest.raises(RunRefusedError, match="days:0 is folded up to 10"):
+        flow.aggregator(stores=store, max_records=20).fold(frame(sql, [*whole, *far]))
+    assert len(scans) == 2
 
 
 def test_two_queries_cannot_share_an_aggregator(sql: SparkSession, store: str, tmp_path: Path) -> None:

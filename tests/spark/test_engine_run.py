@@ -149,7 +149,11 @@ def daemons(spark: SparkContext) -> dict[str, list[int]]:
             children.setdefault(int(parent), []).append(int(process.name))
 
     def running(parent: int, module: bytes) -> list[int]:
-        return [one for one in children.get(parent, []) if module in File(f"/proc/{one}/cmdline").read_bytes()]
+        found = []
+        for one in children.get(parent, []):
+            with suppress(OSError):
+                found += [one] if module in File(f"/proc/{one}/cmdline").read_bytes() else []
+        return found
 
     launchers = running(spark._gateway.proc.pid, b"aggregations.spark.daemon")
     servers = [one for ahead in running(os.getpid(), b"python_ahead") for one in children[ahead]]

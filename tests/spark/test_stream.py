@@ -91,7 +91,20 @@ def test_a_backlog_is_divided_where_spark_lets_a_source_divide_it(world: World, 
     assert world.results(flow, "aircraft") == totals(sent, "tail")
 
 
-@pytest.mark.parametrize("state", ["kept", "lost", "older", "without its last commit", "of another flow", "damaged"])
+@pytest.mark.parametrize(
+    "state",
+    [
+        "kept",
+        "lost",
+        "older",
+        "without its last commit",
+        "without its last offsets",
+        "of another flow",
+        "damaged",
+        "damaged in its commits",
+        "damaged in its metadata",
+    ],
+)
 def test_the_checkpoint_of_a_run_may_be_in_any_state(world: World, tmp_path: Path, state: str) -> None:
     sent, flow, checkpoint = legs(300), fleet(world.topic), tmp_path / "checkpoint"
     world.send(alone(leg) for leg in sent[:100])
@@ -107,15 +120,22 @@ def test_the_checkpoint_of_a_run_may_be_in_any_state(world: World, tmp_path: Pat
         (tmp_path / "older").rename(checkpoint)
     elif state == "without its last commit":
         _newest(checkpoint / "commits").unlink()
+    elif state == "without its last offsets":
+        _newest(checkpoint / "offsets").unlink()
     elif state == "damaged":
         _newest(checkpoint / "offsets").write_text("")
+    elif state == "damaged in its commits":
+        _newest(checkpoint / "commits").write_text("")
+    elif state == "damaged in its metadata":
+        (checkpoint / ".metadata.crc").unlink(missing_ok=True)
+        (checkpoint / "metadata").write_text("{")
     if state == "of another flow":
         other = World(world.settings.bootstrap, world.topic, world.dead, tmp_path / "others")
         (tmp_path / "others").mkdir()
         other.run(flow, checkpoint=str(checkpoint))
         assert other.results(flow, "aircraft") == totals(sent, "tail")
         other.close()
-    if state == "damaged":
+    if state.startswith("damaged"):
         with pytest.raises(RunRefusedError, match="remove it: progress is in the stores"):
             world.run(flow, checkpoint=str(checkpoint))
         shutil.rmtree(checkpoint)

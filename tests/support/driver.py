@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -119,5 +120,8 @@ class Driver:
     def commit(self) -> None:
         self.engine._commit([Range(partition, 0, end, "legs") for (_, partition), end in ENDS.items()])
 
-    def stream(self, *, until_caught_up: bool = True, most: int = 0) -> Report:
-        return self.engine.stream(until_caught_up=until_caught_up, trigger_seconds=0.0, max_records=most)
+    def stream(self, *, until_caught_up: bool = True, trigger_seconds: float = 0.0, most: int = 0) -> Report:
+        given = self.engine.options
+        given = replace(given, until_caught_up=until_caught_up, trigger_seconds=trigger_seconds, max_records=most)
+        self.engine.options = given
+        return self.engine.stream()

@@ -20,6 +20,8 @@ from pyspark.java_gateway import launch_gateway
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow
+from aggregations.spark.jvm import EXECUTABLES, POOLS
+from aggregations.spark.python_ahead import PythonAhead
 from envelope import decode
 from jobs.views import View
 from persistence.commit.faults import DEAD_LETTER, SPEC, Fault, FaultOutcome
@@ -70,18 +72,24 @@ class Jvm:
 
 @contextmanager
 def started_jvm(log: Path) -> Iterator[Jvm]:
-    """Start a JVM of Spark and end it with the block."""
+    """Start a JVM of Spark, and what its Python processes are forked from; end them with the block."""
     conf = SparkConf(loadDefaults=False).setAll([*FAST.items()])
     inherited = {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": python_path(ROOT)}
+    of_workers = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "YES"} | dict.fromkeys(POOLS, "1")
     with log.open("wb") as output, patch.dict(os.environ, inherited):
-        gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
+        ahead = PythonAhead({**os.environ, **of_workers})
+        python = dict.fromkeys(EXECUTABLES, ahead.executable)
+        with patch.dict(os.environ, python):
+            gateway = launch_gateway(conf, {"stdout": output, "stderr": output})
     try:
         parameters = gateway.java_parameters
-        yield Jvm({"PYSPARK_GATEWAY_PORT": str(parameters.port), "PYSPARK_GATEWAY_SECRET": parameters.auth_token}, log)
+        port, token = str(parameters.port), parameters.auth_token
+        yield Jvm({"PYSPARK_GATEWAY_PORT": port, "PYSPARK_GATEWAY_SECRET": token, **python}, log)
     finally:
         gateway.shutdown()
         gateway.proc.stdin.close()
         gateway.proc.wait()
+        ahead.end()
 
 
 class Run:

@@ -11,6 +11,7 @@ import pytest
 from aggregations import Fields, Flow, Json, Topic, count
 from aggregations.definition.element import Record
 from aggregations.engine import archive as module
+from aggregations.engine import delivered_rows
 from aggregations.engine.archive import Archive, open_archive
 from aggregations.engine.archived import gaps, topics_with_archive
 from aggregations.engine.message_objects import HEADERS
@@ -63,7 +64,8 @@ def test_records_have_the_columns_of_those_that_are_fetched(tmp_path: Path) -> N
 def test_rows_in_any_order_of_any_files_are_read_in_order_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: int
 ) -> None:
-    monkeypatch.setattr(module, "CHUNK_RECORDS", 20)
+    for one in (module, delivered_rows):
+        monkeypatch.setattr(one, "CHUNK_RECORDS", 20)
     rng = random.Random(5)
     rows = [row(offset, b"%d" % offset, partition=partition) for offset in range(300) for partition in (0, 1)]
     rows += rng.sample(rows, 90)
@@ -191,6 +193,27 @@ def test_missing_columns_and_wrong_types(
     write(tmp_path / "lake" / "a.parquet", [row(0)])
     with pytest.raises(RunRefusedError, match=text):  # also if only a later file is so
         opened(f"parquet:{tmp_path}/lake", headers=True)
+
+
+def test_a_topic_of_digits_is_a_name_also_as_a_directory(tmp_path: Path) -> None:
+    write(tmp_path / "topic=007" / "partition=0" / "day=2026-01-01" / "0.parquet", [row(0)], without="topic")
+    write(tmp_path / "topic=a%20b" / "0.parquet", [row(5)], without="topic")
+    archive = open_archive(f"parquet:{tmp_path}", ["007", "a b"], headers=False)
+    assert archive.runs == {TopicPartition("007", 0): [(0, 1)], TopicPartition("a b", 0): [(5, 6)]}
+    (table,) = archive.beside({}).read([Range(0, 0, 1, "007")], lambda left: pytest.fail(f"{left}"))
+    assert table.column("topic").to_pylist() == ["007"]
+
+
+@pytest.mark.parametrize(
+    "file", ["_delta_log/00000000000000000000.json", ".hoodie/hoodie.properties", "v1.metadata.json"]
+)
+def test_a_table_with_versions_is_no_archive(tmp_path: Path, file: str) -> None:
+    """Its directory keeps files that the table no longer has."""
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("{}")
+    write(tmp_path / "0.parquet", [row(0)])
+    with pytest.raises(RunRefusedError, match="is a table with versions"):
+        opened(f"parquet:{tmp_path}")
 
 
 def test_headers_may_be_missing_if_the_flow_reads_none(tmp_path: Path) -> None:

@@ -317,5 +317,5 @@ def test_the_rest_of_a_backlog_is_read_at_once_whatever_the_trigger(monkeypatch:
         return wait(min(seconds, 0.01))
 
     monkeypatch.setattr(driver.stop, "wait", noted)
-    driver.engine.stream(until_caught_up=False, trigger_seconds=HOUR, max_records=10)
+    driver.stream(until_caught_up=False, trigger_seconds=HOUR, most=10)
     assert batches_before == [2]

@@ -4,9 +4,11 @@ import random
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aggregations.engine import delivered_rows
 from aggregations.engine.message_objects import HEADERS
 from aggregations.engine.ranges import Range
 from aggregations.run.deliveries import contradictions, missing
@@ -28,7 +30,7 @@ def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
     ]
     arrays += [pa.array(partitions, pa.int32()), pa.array(offsets, pa.int64()), stamps]
     arrays.append(pa.array([[{"key": "k", "value": b"v"}]] * len(rows), HEADERS))
-    return pa.RecordBatch.from_arrays(arrays, [*gather.COLUMNS, "headers"])
+    return pa.RecordBatch.from_arrays(arrays, [*gather.COLUMNS])
 
 
 def gathered(batches: Sequence[Sequence[Row]]) -> list[Chunk]:
@@ -93,6 +95,14 @@ def test_many_records_are_several_chunks(monkeypatch: object) -> None:
     count = gather.CHUNK_RECORDS + 10
     chunks = gathered([[("a", 0, offset, b"") for offset in range(count)]])
     assert [(what.first, what.end) for what, _ in chunks] == [(0, gather.CHUNK_RECORDS), (gather.CHUNK_RECORDS, count)]
+
+
+def test_rows_of_more_than_two_gigabytes_are_ordered_in_wider_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivered_rows, "WIDE_BYTES", 0)
+    chunks = gathered([[("a", 0, offset, b"v%d" % offset) for offset in (3, 1, 2, 0, 1)]])
+    (table,) = tables(chunks, [Range(0, 0, 9, "a")])
+    assert table.column("value").to_pylist() == [b"v0", b"v1", b"v2", b"v3"]
+    assert table.column("value").type == pa.binary()
 
 
 def test_a_slot_that_reads_other_records_the_second_time_is_noticed() -> None:

@@ -1,7 +1,9 @@
 """Python that is started before Spark needs it: what is forked from it, when it is not, and how all of it ends."""
 
+import json
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -64,7 +66,7 @@ def test_a_module_runs_in_a_fork_as_python_would_run_it(ahead: PythonAhead, tmp_
     process = started(ahead.executable, "-m", "says", "one", "two", cwd=tmp_path, CODE=str(code))
     said, complained = process.communicate(b"this", timeout=60)
     assert process.returncode == code
-    arguments, *about, server, imported = __import__("json").loads(said)
+    arguments, *about, server, imported = json.loads(said)
     assert arguments == ["one", "two"]
     assert about == ["1", str(tmp_path), str(tmp_path)]
     assert (server, imported) == (ahead.process.pid, True)
@@ -78,7 +80,7 @@ def test_what_was_imported_with_other_settings_is_not_forked(
     (tmp_path / "says.py").write_text(SAYS)
     process = started(ahead.executable, "-m", "says", cwd=tmp_path, **{name: value})
     said, complained = process.communicate(b"this", timeout=60)
-    *_, parent, imported = __import__("json").loads(said)
+    *_, parent, imported = json.loads(said)
     assert (process.returncode, parent, imported, complained) == (0, os.getpid(), False, b"heard this\n")
 
 
@@ -90,7 +92,7 @@ def test_without_a_module_or_a_server_it_is_python_itself(ahead: PythonAhead, tm
     ahead.process.kill()
     ahead.process.wait()
     said, _ = started(ahead.executable, "-m", "says", cwd=tmp_path).communicate(b"", timeout=60)
-    *_, parent, imported = __import__("json").loads(said)
+    *_, parent, imported = json.loads(said)
     assert (parent, imported) == (os.getpid(), False)
 
 
@@ -135,7 +137,64 @@ def test_a_fork_that_is_killed_ends_its_launcher(ahead: PythonAhead, tmp_path: P
     launcher = started(ahead.executable, "-m", "waits", cwd=tmp_path)
     assert launcher.stdout is not None
     os.kill(int(launcher.stdout.readline()), signal.SIGKILL)
-    assert launcher.wait(60) == signal.SIGKILL
+    assert launcher.wait(60) == 128 + signal.SIGKILL
+
+
+def test_a_message_for_an_exit_code_is_written(ahead: PythonAhead, tmp_path: Path) -> None:
+    (tmp_path / "ends.py").write_text("import sys\nsys.exit('no, thanks')\n")
+    process = started(ahead.executable, "-m", "ends", cwd=tmp_path)
+    _, complained = process.communicate(timeout=60)
+    assert (process.returncode, complained) == (1, b"no, thanks\n")
+
+
+def test_a_fork_has_the_time_zone_and_the_limits_of_its_launcher(ahead: PythonAhead, tmp_path: Path) -> None:
+    program = "import resource, time\nprint(time.localtime(0).tm_hour, resource.getrlimit(resource.RLIMIT_NOFILE)[0], end='')\n"
+    (tmp_path / "tells.py").write_text(program)
+    command = f"ulimit -n 99; exec {ahead.executable} -m tells"
+    said, _ = started("/bin/sh", "-c", command, cwd=tmp_path, TZ="Asia/Tokyo").communicate(timeout=60)
+    assert said == b"9 99"
+
+
+def test_other_modules_in_front_are_not_forked(ahead: PythonAhead, tmp_path: Path) -> None:
+    (tmp_path / "says.py").write_text(SAYS)
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), SPARKS["PYTHONPATH"]])}
+    said, _ = started(ahead.executable, "-m", "says", cwd=tmp_path, **path).communicate(b"", timeout=60)
+    assert json.loads(said)[-1] is False
+
+
+def test_launchers_that_do_not_go_on_harm_nobody(ahead: PythonAhead, tmp_path: Path) -> None:
+    (tmp_path / "says.py").write_text(SAYS)
+    address = str(Path(ahead.executable).with_name("any"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as ends, socket.socket(socket.AF_UNIX) as waits:
+        waits.connect(address)
+        ends.connect(address)
+        ends.close()
+        said, _ = started(ahead.executable, "-m", "says", cwd=tmp_path).communicate(b"", timeout=60)
+    assert json.loads(said)[-2:] == [ahead.process.pid, True]
+
+
+def test_without_a_directory_to_be_in_it_is_python_itself(ahead: PythonAhead, tmp_path: Path) -> None:
+    command = f"mkdir gone; cd gone; rmdir ../gone; exec {ahead.executable} -m this"
+    said, _ = started("/bin/sh", "-c", command, cwd=tmp_path).communicate(timeout=60)
+    assert said.startswith(b"The Zen of Python")
+
+
+def test_it_works_beside_a_thousand_open_files(tmp_path: Path) -> None:
+    (tmp_path / "says.py").write_text(SAYS)
+    program = """
+import os, resource, subprocess, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+many = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+from aggregations.spark.python_ahead import PythonAhead
+ahead = PythonAhead(os.environ)
+said = subprocess.run([ahead.executable, "-m", "says"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE).stdout
+print(str(ahead.process.pid) in said.decode())
+ahead.end()
+"""
+    environment = {**os.environ, **SPARKS, **THREADS, "OF_SPARK": "1"}
+    command = [sys.executable, "-c", program]
+    said = subprocess.run(command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, check=True)
+    assert said.stdout == b"True\n"
 
 
 def test_it_ends_with_the_process_that_started_it() -> None:
