@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -35,7 +35,7 @@ _CLOCK_SECONDS: Final = 1.0
 _SLOW: Final = "failed to connect back"
 _STARTS: Final = 5
 """How often a query is started whose source does not start in time."""
-_OF_CHECKPOINT: Final = re.compile("log file|metadata")
+_OF_CHECKPOINT: Final = re.compile("log file|StreamMetadata|CONCURRENT_STREAM_LOG_UPDATE")
 _LOG = logging.getLogger("headwater.spark")
 _starting: Final = threading.Lock()
 """No two queries of a session have one name."""
@@ -176,7 +176,7 @@ def _explained(aggregator: Aggregator, stop: threading.Event) -> Iterator[None]:
 
     Raises:
         Exception: What ended the aggregator.
-        RunRefusedError: Spark cannot read its checkpoint.
+        RunRefusedError: Spark cannot use its checkpoint.
         TasksLostError: Anything else that ended the query.
         SparkEndedError: Spark's JVM or its context ended.
     """
@@ -188,12 +188,15 @@ def _explained(aggregator: Aggregator, stop: threading.Event) -> Iterator[None]:
             return  # the signal that stopped the run may have ended the JVM as well
         if cause is not None:
             raise cause from None
-        if isinstance(error, PySparkException):
-            text = str(error).partition("terminated with exception: ")[2] or str(error)
-            if _OF_CHECKPOINT.search(text):
+        if isinstance(error, PySparkException | Py4JJavaError):
+            whole = str(error)
+            text = whole.partition("terminated with exception: ")[2] or whole
+            if isinstance(error, Py4JJavaError):
+                text = str(error.java_exception.toString())
+            if _OF_CHECKPOINT.search(whole):
                 raise RunRefusedError(
-                    f"Spark cannot read its checkpoint ({reason_of(text)}). Name an empty directory, or remove it: progress is in "
-                    "the stores"
+                    f"Spark cannot use its checkpoint ({reason_of(text)}). If another query uses it, end that; else name an empty "
+                    "directory, or remove it: progress is in the stores"
                 ) from None
             raise lost(text) from None
         raise SparkEndedError("Spark's JVM ended. Check its memory (--conf spark.driver.memory=...)") from None

@@ -129,7 +129,7 @@ class PlanServer:
             threading.Thread(target=self._answer, args=(connection,), name="headwater-plan", daemon=True).start()
 
     def _answer(self, connection: Connection) -> None:
-        with connection, suppress(EOFError, OSError):
+        with connection, suppress(EOFError, OSError, TypeError):  # closed by `close`, perhaps while it is read
             while True:
                 function, arguments = json.loads(connection.recv_bytes())
                 try:

@@ -135,7 +135,7 @@ def test_the_checkpoint_of_a_run_may_be_in_any_state(world: World, tmp_path: Pat
         other.run(flow, checkpoint=str(checkpoint))
         assert other.results(flow, "aircraft") == totals(sent, "tail")
         other.close()
-    if state.startswith("damaged"):
+    if state.startswith("damaged") or state == "without its last offsets":
         with pytest.raises(RunRefusedError, match="remove it: progress is in the stores"):
             world.run(flow, checkpoint=str(checkpoint))
         shutil.rmtree(checkpoint)
