@@ -10,6 +10,7 @@ The mirror is a convenience for readers that do not parse envelopes; the envelop
 | `hw-root` | `topic:partition:offset` of the root, for cheap filtering |
 """
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
@@ -29,6 +30,8 @@ MIRRORED: Final = frozenset(
 """Names of all headers that `mirror` may write."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND_US, _DAY_US = 1_000_000, 86_400_000_000
+_LEAP_SECOND: Final = re.compile(r"T[0-9:]{6}60([.][0-9]+)?(Z|[+-][0-9:]+)$")
 _SPEC_MAJOR: Final = "1."
 
 
@@ -100,10 +103,18 @@ def _time_text(time_us: int) -> str:
 
 
 def _time_us(text: str) -> int:
+    """Microseconds since 1970 of a date and time as RFC 3339 has them: any case, and 23:59:60 for a leap second."""
+    text = text.upper()
+    leap = _LEAP_SECOND.search(text)
     try:
-        time = datetime.fromisoformat(text)
-    except ValueError as error:
+        time = datetime.fromisoformat(f"{text[: leap.start() + 7]}59{text[leap.start() + 9 :]}" if leap else text)
+        if leap:
+            time += timedelta(seconds=1)
+    except (ValueError, OverflowError) as error:
         raise EnvelopeError(Reason.BAD_PAYLOAD, "ce_time is not an RFC 3339 time") from error
     if time.tzinfo is None:
         raise EnvelopeError(Reason.BAD_PAYLOAD, "ce_time has no offset from UTC")
-    return (time - _EPOCH) // timedelta(microseconds=1)
+    micros = (time - _EPOCH) // timedelta(microseconds=1)
+    if leap and micros % _DAY_US >= _SECOND_US:  # leap seconds are at the end of a day in UTC
+        raise EnvelopeError(Reason.BAD_PAYLOAD, "ce_time is not an RFC 3339 time")
+    return micros

@@ -26,7 +26,7 @@ from jobs.environment import DEBUG, SPARK_LOG_LEVEL, STORE, NotThereError, Usage
 from persistence.kafka import KafkaSettings
 from persistence.kafka.settings import ENV_PREFIX
 from persistence.registry import open_store
-from persistence.urls import redact
+from persistence.urls import embedded, redact
 
 BOOTSTRAP: Final = f"{ENV_PREFIX}BOOTSTRAP"
 _ADDRESSES: Final = (BOOTSTRAP, f"{BOOTSTRAP}_SERVERS")
@@ -200,7 +200,7 @@ def of_flow(
                 raise UsageError(f"{origin}: {error}") from error
     if (everywhere := env.get(STORE)) and "://" not in everywhere:
         raise UsageError(f"{STORE}: write a URL, for example lmdb://states or redis://host")
-    default = f"lmdb://{(HOME / 'states').absolute()}"
+    default = embedded("lmdb", HOME / "states")
     urls, defined = {}, {stage.name: stage.aggregate.store for stage in flow.stages}
     for name in flow.stage_names:
         url = first(

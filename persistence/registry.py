@@ -118,9 +118,12 @@ def risks(url: str) -> frozenset[str]:
 def _resolve(url: str) -> tuple[ModuleType, str]:
     """The module of the store at `url`, and the name of its function there."""
     try:
-        scheme = urlsplit(url).scheme
+        parts = urlsplit(url)
     except ValueError as error:
         raise InvalidUrl("the URL of a store is invalid", "Write an IPv6 address as redis://[::1]:6379") from error
+    scheme = parts.scheme
+    if "#" in url:  # it would be left out, and another store opened
+        raise InvalidUrl(f"{redact(url)} has a '#'", "Write %23 for it")
     if not scheme:
         raise InvalidUrl("the URL of a store has no scheme", "Write for example lmdb:///PATH or redis://HOST")
     target = _targets.get(scheme) or _entry_point(scheme)

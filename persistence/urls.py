@@ -1,16 +1,19 @@
 """Store URLs: their options, and their text without secrets."""
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from persistence.errors import InvalidUrl
 
 _NAME_MAX: Final = 255
 """Bytes of a file's name, and with `_PATH_MAX` of its path, that Linux takes: limits.h."""
 _PATH_MAX: Final = 4095
+_NEEDS_QUOTES: Final = re.compile(r"[\x00-\x1f%#?]")
+"""Characters of a path that mean something else in a URL, or that `urlsplit` leaves out."""
 
 
 def redact(url: str) -> str:
@@ -23,6 +26,16 @@ def redact(url: str) -> str:
     user = "...@" if "@" in parts.netloc else ""
     options = "&".join(f"{name}=..." for name, _ in parse_qsl(parts.query, keep_blank_values=True))
     return f"{parts.scheme}://{user}{host}{parts.path}{f'?{options}' if options else ''}"
+
+
+def embedded(scheme: str, path: Path) -> str:
+    """The URL of an embedded store in a path of any characters, which `path_of` reads again.
+
+    Args:
+        scheme: `lmdb` or `sqlite`.
+        path: The path; a relative one is one of the current directory.
+    """
+    return f"{scheme}://{_NEEDS_QUOTES.sub(lambda found: quote(found[0]), str(path.absolute()))}"
 
 
 def path_of(url: str, what: str, remedy: str) -> Path:

@@ -13,9 +13,9 @@ from aggregations.columns import schema
 from aggregations.columns.arrays import Ints
 from aggregations.columns.signature import Signature
 from aggregations.definition.element import Record
-from aggregations.definition.times import MAX_TIMESTAMP_MS
 from envelope import EnvelopeError, Route, Siblings, Standing
 from envelope.dedup.lineage import Redriven
+from envelope.times import MAX_TIMESTAMP_MS
 
 
 class RejectedRow(NamedTuple):

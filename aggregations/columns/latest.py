@@ -15,8 +15,8 @@ from aggregations.columns.record_text import Values
 from aggregations.columns.records import States, Texts
 from aggregations.columns.signature import Signature
 from aggregations.definition.lookups import LatestRow
-from aggregations.definition.times import micros_of
 from aggregations.definition.values import INT64
+from envelope.times import micros_of
 
 
 def fold_latest(

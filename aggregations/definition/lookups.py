@@ -9,10 +9,10 @@ import polars as pl
 
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import Expression, describe_expression
-from aggregations.definition.times import micros_of
 from aggregations.errors import FlowError
 from envelope import Position
 from envelope.dedup.lineage import position_order
+from envelope.times import micros_of
 
 if TYPE_CHECKING:
     from aggregations.definition.source import Topic

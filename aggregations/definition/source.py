@@ -24,7 +24,6 @@ from aggregations.definition.expressions import (
 from aggregations.definition.payloads import Json, Payload, Protobuf, Raw, payload_of
 from aggregations.definition.schemas import types_of
 from aggregations.definition.system import SYSTEM_COLUMNS
-from aggregations.definition.times import micros_of
 from aggregations.definition.windows import duration
 from aggregations.errors import FlowError
 from envelope import Envelope, EnvelopeError, Hop, Limits, Lineage, Node, Reason, Siblings, Tombstones, decode
@@ -32,6 +31,7 @@ from envelope.codec import redriven_payload
 from envelope.filters.producers import Stamp, stamp_of
 from envelope.framing import strip_frame
 from envelope.limits import DEFAULT_LIMITS
+from envelope.times import micros_of
 
 __all__ = ["Decoded", "Json", "Raw", "RecordDecoder", "Topic"]
 

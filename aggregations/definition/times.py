@@ -10,8 +10,6 @@ EARLIEST_US: Final = round((datetime(1000, 1, 1, tzinfo=UTC) - EPOCH).total_seco
 """The earliest valid event time."""
 LATEST_US: Final = round((datetime(9000, 1, 1, tzinfo=UTC) - EPOCH).total_seconds()) * MICROS
 """The latest valid event time."""
-MAX_TIMESTAMP_MS: Final = (2**63 - 1) // 1000
-"""The latest timestamp that fits into 64 bits in microseconds; its negative is the earliest."""
 NO_TIME: Final = "it has no valid event time, or one too far ahead of its record's timestamp"
 
 _STEPS: Final = 16
@@ -60,8 +58,3 @@ def checked_time(time_us: int | None, timestamp_ms: int, ahead: int) -> int | No
     if time_us is None or not EARLIEST_US <= time_us <= LATEST_US:
         return None
     return time_us if time_us <= timestamp_ms * 1_000 + ahead * MICROS else None
-
-
-def micros_of(timestamp_ms: int) -> int:
-    """Milliseconds as microseconds, clamped to 64 bits: a producer may write any timestamp."""
-    return max(-MAX_TIMESTAMP_MS, min(timestamp_ms, MAX_TIMESTAMP_MS)) * 1000

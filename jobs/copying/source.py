@@ -175,7 +175,7 @@ class ItemWriter:
                 ),
                 DEFAULT_LIMITS,
             )
-        except (EnvelopeError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (EnvelopeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             why = str(error) if isinstance(error, EnvelopeError) else "it is not JSON"
             raise SourceError(
                 f"{place} cannot be copied ({why})", "Correct it in the source, or use other fields"

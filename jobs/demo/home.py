@@ -13,6 +13,7 @@ from jobs.environment import UsageError
 from jobs.screen import say
 from jobs.stack import StackState
 from persistence.registry import open_store
+from persistence.urls import embedded
 
 
 @contextmanager
@@ -41,7 +42,7 @@ def prepared(store: str | None, home: Path) -> tuple[str, int]:
         StoreError: It cannot be opened.
     """
     if store is None:
-        return f"lmdb://{home / 'states'}", 1
+        return embedded("lmdb", home / "states"), 1
     if store in KINDS:
         return store, 1
     with closing(open_store(store)) as opened:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol
-from urllib.parse import quote
 
 from aggregations.definition.flow import Flow
 from aggregations.engine.options import RunOptions
@@ -14,6 +13,7 @@ from aggregations.run.binding import bind
 from aggregations.run.risks import check_accept
 from envelope import TopicPartition
 from jobs.refolding.history import History
+from persistence.urls import embedded
 
 WORK: Final = Path(".headwater/folds")
 """Where states are folded into, by default."""
@@ -59,7 +59,7 @@ class Folded:
 
 def own_stores(flow: Flow[Any], directory: Path) -> dict[str, str]:
     """URL of one embedded store for all stages, by stage name. It need not survive a loss of power."""
-    return bind(flow, dict.fromkeys(flow.stage_names, f"lmdb://{quote(str(directory.absolute()))}?sync=nosync"))
+    return bind(flow, dict.fromkeys(flow.stage_names, f"{embedded('lmdb', directory)}?sync=nosync"))
 
 
 def fold(

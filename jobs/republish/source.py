@@ -16,6 +16,7 @@ from envelope.framing import strip_frame
 from envelope.headers import TRACEPARENT, Headers, from_cloudevents
 from envelope.limits import DEFAULT_LIMITS, check_topic
 from envelope.message import FORMAT
+from envelope.times import micros_of
 from jobs.republish.record import InputRecord
 
 PayloadParser: TypeAlias = Callable[[bytes], Any]
@@ -172,7 +173,7 @@ class ValueOpener:
         payload = self._unframed(value)
         record.message = message = self._begun(payload, record.key, record.headers)
         if timestamp_ms is not None and not message.HasField("event_time_us"):
-            message.event_time_us = timestamp_ms * 1000
+            message.event_time_us = micros_of(timestamp_ms)
         if self._type and not message.payload_type:
             message.payload_type = self._type
         if self._parse:
@@ -236,5 +237,5 @@ def _parser(payload: type[JsonPayload] | type[Message] | None) -> PayloadParser 
 def _json(content: bytes) -> Any:
     try:
         return msgspec.json.decode(content)
-    except ValueError as error:  # msgspec's errors, and text that is not UTF-8
-        raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is not JSON") from error
+    except (ValueError, RecursionError) as error:  # msgspec's errors, text that is not UTF-8, and thousands of levels
+        raise EnvelopeError(Reason.BAD_PAYLOAD, "the payload is not JSON, or too deep") from error

@@ -67,6 +67,8 @@ def test_a_cloudevent_without_a_required_attribute_is_refused(name: str) -> None
         ("ce_specversion", b"2.0", Reason.UNSUPPORTED_FORMAT, "the CloudEvents version is not 1$"),
         ("ce_specversion", b"10.0", Reason.UNSUPPORTED_FORMAT, "the CloudEvents version is not 1$"),
         ("ce_time", b"yesterday", Reason.BAD_PAYLOAD, "ce_time is not an RFC 3339 time$"),
+        ("ce_time", b"2018-04-05T17:31:60Z", Reason.BAD_PAYLOAD, "ce_time is not an RFC 3339 time$"),
+        ("ce_time", b"9999-12-31T23:59:60Z", Reason.BAD_PAYLOAD, "ce_time is not an RFC 3339 time$"),
         ("ce_time", b"2018-04-05T17:31:00", Reason.BAD_PAYLOAD, "ce_time has no offset from UTC$"),
         ("ce_type", b"\xff", Reason.BAD_PAYLOAD, "a CloudEvents header is not UTF-8$"),
     ],
@@ -75,6 +77,23 @@ def test_a_cloudevent_with_a_wrong_attribute_is_refused(name: str, value: bytes,
     with pytest.raises(EnvelopeError, match=text) as caught:
         from_cloudevents([*without(name), (name, value)], b"", None)
     assert caught.value.reason is reason
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("1990-12-31T23:59:60Z", "1991-01-01T00:00:00Z"),
+        ("1990-12-31T15:59:60.25-08:00", "1991-01-01T00:00:00.25Z"),
+        ("1985-04-12t23:20:50.52z", "1985-04-12T23:20:50.52Z"),
+        ("1937-01-01T12:00:27.87+00:20", "1937-01-01T11:40:27.87Z"),
+    ],
+)
+def test_the_examples_of_rfc_3339_are_times(text: str, same: str) -> None:
+    """Section 5.8 of it: leap seconds, and small letters."""
+    event, other = (
+        from_cloudevents([*without("ce_time"), ("ce_time", one.encode())], b"", None) for one in (text, same)
+    )
+    assert event.event_time_us == other.event_time_us is not None
 
 
 def test_an_event_with_nothing_but_what_is_required_has_the_envelopes_defaults() -> None:

@@ -11,6 +11,7 @@ import pytest
 from envelope import Envelope, EnvelopeError, Hop, Limits, Lineage, Node, Reason, decode, encode
 from envelope.hops import HopWriter
 from envelope.redrive import Redrive, redrive_hops
+from envelope.times import micros_of
 from jobs.republish import (
     PASS,
     InputRecord,
@@ -74,6 +75,24 @@ def my_hop(**changes: Any) -> Hop:
 def test_an_envelope_is_passed_on_with_one_hop_more() -> None:
     (out,) = through(processor(), record())
     assert (out.topic, out.key, decode(out.value)) == ("out", b"N1", ENVELOPE.with_hop(my_hop()))
+
+
+@pytest.mark.parametrize("timestamp", [1_700_000_000_000_000_000, -(2**62), 2**63 - 1])
+def test_a_timestamp_in_another_unit_does_not_stop_it(timestamp: int) -> None:
+    """Report KAFKA-6482: nanoseconds ended it at every start. As in a flow, the event time is the nearest in 64 bits."""
+    plain = InputTopics(("legs",), Wrapping.NONE)
+    (out,) = through(processor(source=plain), record(b"{}", timestamp_ms=timestamp))
+    found = decode(out.value)
+    assert found.event_time_us == micros_of(timestamp)
+    assert found.chain[0].timestamp_ms == timestamp
+    assert decode(out.value, Limits()).event_time_us == found.event_time_us
+
+
+def test_a_document_of_thousands_of_levels_is_a_dead_letter() -> None:
+    """Stack depth reports of JSON parsers: 4 kB ended it at every start."""
+    deep = b'{"k": "a", "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    error = refused(processor(source=InputTopics(("legs",), Wrapping.NONE, JsonPayload)), record(deep))
+    assert error.reason is Reason.BAD_PAYLOAD
 
 
 def test_the_same_record_gives_the_same_bytes_each_time() -> None:
