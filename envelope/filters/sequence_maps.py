@@ -145,6 +145,10 @@ class SequenceMaps:
         """Highest number by producer that was sent to the log."""
         return {**self._persisted, **self._pushed}
 
+    def highest(self, producer: str) -> int | None:
+        """Highest number of a producer that was sent to the log; None for an unknown producer."""
+        return self._pushed.get(producer, self._persisted.get(producer))
+
     @property
     def persisted(self) -> dict[str, int]:
         """Highest number by producer that the log contains."""

@@ -133,7 +133,8 @@ class DeduplicatingWriter:
 
         Raises:
             ProducerFenced: A newer writer of this name has begun.
-            ValueError: The topic is not one of the writer.
+            ValueError: The topic is not one of the writer, or it contains a part of a message of several numbers, which
+                is neither new nor a duplicate. Nothing was written.
             BrokerError: Nothing was written, unless the commit was not answered: the next call asks again. Write all
                 of the messages again. If the topic was created again, or an abort was not answered, make a new writer.
             StoreError: A snapshot was not stored. The messages are written; make a new writer.
@@ -142,9 +143,9 @@ class DeduplicatingWriter:
             raise ValueError(f"this writer writes {', '.join(self._facts)}, not {topic}")
         self._finish()
         placed = [(self._place(topic, one), one) for one in messages]
-        verdicts = [self._push(topic, place, one) for place, one in placed]
-        new = [one for one, verdict in zip(placed, verdicts, strict=True) if verdict is Verdict.ACCEPTED]
         try:
+            verdicts = [self._push(topic, place, one) for place, one in placed]
+            new = [one for one, verdict in zip(placed, verdicts, strict=True) if verdict is Verdict.ACCEPTED]
             if Verdict.DUPLICATE in verdicts:
                 self._check_current(topic)
             effect(WRITER_PRODUCE, lambda: self._send(topic, new))
@@ -189,7 +190,15 @@ class DeduplicatingWriter:
         maps = self._maps.get((topic, partition))
         if maps is None:
             return Verdict.ACCEPTED
-        return maps.push(message.producer, last_id(message)) if is_stamped(message) else maps.push(None)
+        if not is_stamped(message):
+            return maps.push(None)
+        name, first, last = message.producer, message.sequence or 0, last_id(message)
+        if (known := maps.highest(name)) is not None and first <= known < last:
+            raise ValueError(
+                f"{topic}:{partition} contains a part of numbers {first} to {last} of a producer, those up to {known}: send "
+                "the others as another message"
+            )
+        return maps.push(name, last)
 
     def _check_current(self, topic: str) -> None:
         """Check that the topic is still the one that the maps are about."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envelope import Envelope, EnvelopeError, Hop, decode
+from envelope import Envelope, EnvelopeError, Hop, Verdict, decode
 from envelope.filters import DedupPolicy, Snapshot
 from persistence.errors import StoreError
 from persistence.kafka import (
@@ -43,6 +43,27 @@ def replayed(settings: KafkaSettings, topic: str, partitions: int) -> list[dict[
             mine = maps[record.partition() or 0]
             mine[message.producer] = max(mine.get(message.producer, message.sequence), message.sequence)
     return maps
+
+
+def test_a_batch_of_which_the_topic_contains_a_part_is_refused(settings: KafkaSettings, topic: Make) -> None:
+    """Pulsar's issue 6273: it is neither new nor a duplicate."""
+
+    def of(first: int, last: int) -> Envelope:
+        return Envelope(b"", key=b"k", producer="till", sequence=first, last_sequence=last)
+
+    name = topic(1, "orders")
+    with DeduplicatingWriter(name, [name], settings, fresh_store()) as writer:
+        assert writer.write(name, [of(1, 7)]) == [Verdict.ACCEPTED]
+        for messages_ in ([of(5, 9)], [of(8, 9), of(9, 12)], [of(8, 8), of(1, 20)]):
+            with pytest.raises(ValueError, match=r"contains a part of numbers .* of a producer"):
+                writer.write(name, messages_)
+        assert writer.write(name, [of(1, 7), of(8, 9), of(9, 9)]) == [
+            Verdict.DUPLICATE,
+            Verdict.ACCEPTED,
+            Verdict.DUPLICATE,
+        ]
+        assert writer.last_sequence_id(name, "till") == 9
+    assert [decode(one.value()).sequence for one in read_all(settings, name)] == [1, 8]
 
 
 @pytest.mark.parametrize(
