@@ -46,7 +46,7 @@ def mirror(envelope: Envelope, root: str, source: str) -> list[tuple[str, bytes 
     producer = envelope.producer or source
     texts = {
         "ce_specversion": "1.0",
-        "ce_id": envelope.event_id.removeprefix(f"{producer}#") or root,
+        "ce_id": envelope.event_id.removeprefix(_of_source(producer)) or root,
         "ce_source": producer,
         "ce_type": envelope.payload_type or "message",
         "ce_time": "" if envelope.event_time_us is None else _time_text(envelope.event_time_us),
@@ -60,7 +60,8 @@ def mirror(envelope: Envelope, root: str, source: str) -> list[tuple[str, bytes 
 def from_cloudevents(headers: Headers, payload: bytes, key: bytes | None) -> Envelope:
     """Return the envelope of an event in CloudEvents' binary mode: context in headers, data in the value.
 
-    Source and id together identify an event (CloudEvents 1.0, "id"), so the event id is `source#id`.
+    Source and id together identify an event (CloudEvents 1.0, "id"), so the event id is `source#id`, with `%25` for `%`
+    and `%23` for `#` in the source: the first `#` ends it.
 
     Raises:
         EnvelopeError: `MISSING_FIELD` without specversion, id, source or type; `UNSUPPORTED_FORMAT` for another
@@ -77,7 +78,7 @@ def from_cloudevents(headers: Headers, payload: bytes, key: bytes | None) -> Env
     return Envelope(
         payload=payload,
         key=key,
-        event_id=f"{found['ce_source']}#{found['ce_id']}",
+        event_id=f"{_of_source(found['ce_source'])}{found['ce_id']}",
         event_time_us=_time_us(found["ce_time"]) if found.get("ce_time") else None,
         payload_type=found["ce_type"],
         content_type=found.get(CONTENT_TYPE, ""),
@@ -93,6 +94,11 @@ def is_cloudevents(name: str) -> bool:
 
 def _is_context(name: str) -> bool:
     return is_cloudevents(name) or name.lower() in (CONTENT_TYPE, TRACEPARENT)
+
+
+def _of_source(source: str) -> str:
+    """What the ids of a source's events begin with."""
+    return f"{source.replace('%', '%25').replace('#', '%23')}#"
 
 
 def _time_text(time_us: int) -> str:

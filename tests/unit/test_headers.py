@@ -1,5 +1,7 @@
 """The envelope's mirror in headers, and CloudEvents in binary mode."""
 
+from itertools import product
+
 import pytest
 
 from envelope import Envelope, EnvelopeError, Reason
@@ -18,8 +20,8 @@ EVENT = [
 ]
 
 
-def without(name: str) -> list:
-    return [header for header in EVENT if header[0] != name]
+def without(*names: str) -> list:
+    return [header for header in EVENT if header[0] not in names]
 
 
 def test_a_cloudevent_becomes_an_envelope() -> None:
@@ -94,6 +96,22 @@ def test_the_examples_of_rfc_3339_are_times(text: str, same: str) -> None:
         from_cloudevents([*without("ce_time"), ("ce_time", one.encode())], b"", None) for one in (text, same)
     )
     assert event.event_time_us == other.event_time_us is not None
+
+
+def test_events_of_different_sources_have_different_ids_whatever_these_contain() -> None:
+    """CloudEvents' issues 331 and 391: `/b` with id `7#1`, and `/b#7` with id `1`, were one event for a filter."""
+    parts = ["/b", "/b#7", "/b%237", "/b%25", "/b%"]
+    ids = ["1", "7#1", "#1", "%231", "23#1"]
+    events = [
+        from_cloudevents(
+            [*without("ce_source", "ce_id"), ("ce_source", one.encode()), ("ce_id", two.encode())], b"", None
+        )
+        for one in parts
+        for two in ids
+    ]
+    assert len({event.event_id for event in events}) == len(parts) * len(ids)
+    for event, (_, two) in zip(events, product(parts, ids), strict=True):
+        assert dict(mirror(event, "orders:3:17", "legs"))["ce_id"] == two.encode()
 
 
 def test_an_event_with_nothing_but_what_is_required_has_the_envelopes_defaults() -> None:
