@@ -25,7 +25,7 @@ class KafkaPlan:
 
     def __init__(self, engine: Callable[[], Engine], options: RunOptions) -> None:
         self._engine = engine
-        self._most = options.max_records
+        self._most = options.max_records or 0
         self._trigger = options.trigger_seconds
         self._goal = None if options.rebuilding is None else options.rebuilding.until
         self._bounded = options.until_caught_up

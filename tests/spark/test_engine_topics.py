@@ -148,7 +148,7 @@ def test_a_partition_is_known_from_the_start_of_the_first_run_though_that_dies_b
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(Engine, "commit_all", die)
+        patch.setattr(Engine, "_commit", die)
         world.run(flow)
     expire(world, p1=5)
     with pytest.raises(RunRefusedError, match=f"{world.topic}:1.*--accept lost-records"):
