@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from aggregations.definition.element import Record
-from aggregations.engine.delivered_rows import COLUMNS, chunked, converted, in_order, of_partition
+from aggregations.engine.delivered_rows import chunked, columns, converted, in_order, of_partition
 from aggregations.engine.fetch import CHUNK_RECORDS
 from aggregations.engine.options import PARQUET
 from aggregations.engine.ranges import Range
@@ -341,12 +341,12 @@ def _schema(fragment: "ParquetFileFragment", *, headers: bool) -> pa.Schema:
     fields = [
         pa.field(name, kind) for name, kind in _DIRECTORIES.items() if name in outside and name not in inside.names
     ]
-    names = [name for name in COLUMNS if name in inside.names and (headers or name != "headers")]
+    names = [name for name in columns(headers=headers) if name in inside.names]
     return pa.schema([*map(inside.field, names), *fields])
 
 
 def _check_columns(path: str, schema: pa.Schema, *, headers: bool) -> None:
-    needed = [name for name in COLUMNS if headers or name != "headers"]
+    needed = columns(headers=headers)
     if missing := [name for name in needed if name not in schema.names]:
         more = "; write it with includeHeaders, because the flow reads headers" if missing == ["headers"] else ""
         raise RunRefusedError(
@@ -355,7 +355,7 @@ def _check_columns(path: str, schema: pa.Schema, *, headers: bool) -> None:
     for column in schema:
         if not _FITS[column.name](column.type):
             raise RunRefusedError(
-                f"{path}: column {column.name!r} is {column.type}; it must be {COLUMNS[column.name]}, so cast it"
+                f"{path}: column {column.name!r} is {column.type}; it must be {columns(headers=True)[column.name]}, so cast it"
             )
 
 

@@ -12,7 +12,7 @@ from envelope import TopicPartition
 
 WIDE_BYTES: Final = 1 << 30
 """Size from which rows are ordered in arrays of any size."""
-COLUMNS: Final = {
+_COLUMNS: Final = {
     "key": "binary",
     "value": "binary",
     "topic": "string",
@@ -21,7 +21,11 @@ COLUMNS: Final = {
     "timestamp": "timestamp",
     "headers": "array<struct<key:string,value:binary>>",
 }
-"""Columns of Spark's Kafka source that are read, with their types in Spark; `headers` only if the flow reads them."""
+
+
+def columns(*, headers: bool) -> dict[str, str]:
+    """Columns of Spark's Kafka source that are read, with their types in Spark; `headers` only if the flow reads them."""
+    return {name: kind for name, kind in _COLUMNS.items() if headers or name != "headers"}
 
 
 def converted(name: str, column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:

@@ -22,7 +22,6 @@ from aggregations.spark.placement import Placement
 from aggregations.spark.tasks import (
     Task,
     folding,
-    import_reading,
     outcome_of,
     persisting,
     publishing,
@@ -197,8 +196,8 @@ def warm_up(spark: SparkContext) -> threading.Thread:
     """
     slots = spark.defaultParallelism
 
-    def start(slot: int) -> tuple[int, None]:
-        return slot, residents.call(slot, import_reading)
+    def start(slot: int) -> tuple[int, bool]:
+        return slot, residents.call(slot, residents.is_resident)
 
     def run() -> None:
         with suppress(

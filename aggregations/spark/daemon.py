@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import zipimport
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -164,19 +163,15 @@ def warm_up() -> None:
     import aggregations.spark.tasks  # noqa: F401
 
 
-def serve(prepare: Callable[[], None] = lambda: None) -> None:
-    """Fork workers until Spark closes the daemon.
-
-    Args:
-        prepare: Loads what residents need, if it is not loaded yet; see `residents.supervise`.
-    """
+def serve() -> None:
+    """Fork workers until Spark closes the daemon."""
     from pyspark import daemon
 
     from aggregations.spark import residents
 
     gc.collect()
     gc.freeze()  # existing objects stay shared between the forks
-    residents.supervise(prepare)
+    residents.supervise(load)
     _answer_at_once()
     _keep_modules()
     daemon.manager()
@@ -185,7 +180,7 @@ def serve(prepare: Callable[[], None] = lambda: None) -> None:
 def main() -> None:
     """Run the daemon until Spark closes it."""
     warm_up()
-    serve(load)
+    serve()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from py4j.protocol import Py4JError
 from pyspark import RDD, StorageLevel
 
-from aggregations.engine.delivered_rows import COLUMNS, chunked, converted, in_order, of_partition
+from aggregations.engine.delivered_rows import chunked, columns, converted, in_order, of_partition
 from aggregations.engine.fetch import CHUNK_BYTES, CHUNK_RECORDS
 from aggregations.engine.ranges import Range
 from aggregations.errors import FlowError, RunRefusedError, TasksLostError
@@ -48,7 +48,7 @@ def check_rows(rows: "DataFrame", flow: str, *, headers: bool) -> None:
             "run the program with spark-submit, or with SPARK_REMOTE unset"
         )
     types = dict(rows.dtypes)
-    needed = {name: kind for name, kind in COLUMNS.items() if headers or name != "headers"}
+    needed = columns(headers=headers)
     for name, kind in needed.items():
         if name not in types:
             option = '; give the stream option("includeHeaders", True)' if name == "headers" else ""
@@ -91,11 +91,7 @@ def gather(rows: "DataFrame", flow: str, slots: int, *, topics: Iterable[str], h
     Raises:
         RunRefusedError: A row is of another topic, or has no topic, partition or offset.
     """
-    blocks = (
-        rows.select(*(name for name in COLUMNS if headers or name != "headers"))
-        .mapInArrow(_cut, _BLOCK)
-        .rdd.map(_by_slot)
-    )
+    blocks = rows.select(*columns(headers=headers)).mapInArrow(_cut, _BLOCK).rdd.map(_by_slot)
     ordered = blocks.partitionBy(slots, int).mapPartitions(_ordered, preservesPartitioning=True)
     kept = ordered.persist(StorageLevel.MEMORY_AND_DISK)
     try:

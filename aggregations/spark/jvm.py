@@ -38,8 +38,7 @@ _OPTIONS: Final = "SPARK_SUBMIT_OPTS"  # Java options, before those of Spark's s
 # second per million events instead of 3.
 _JAVA: Final = "-XX:TieredStopAtLevel=1"
 _POLL_SECONDS: Final = 0.02
-POOLS: Final = ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-"""Environment variables that limit pools of threads in workers."""
+_POOLS: Final = ("POLARS_MAX_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def environment_of(before: Mapping[str, str], master: str) -> dict[str, str]:
@@ -135,7 +134,7 @@ class Jvm:
         own = {"SPARK_HOME": home, "SPARK_CONNECT_MODE": "0", _ADDRESS: str(self._address)}
         if self._archive is not None:
             own[_OPTIONS] = f"{self._archive.options()} {environment.get(_OPTIONS, '')}".strip()
-        self._python_ahead = _python_ahead(conf, environment)
+        self._python_ahead = python_ahead(conf, environment)
         self.executable = None if self._python_ahead is None else self._python_ahead.executable
         if self.executable is not None:
             own |= dict.fromkeys(EXECUTABLES, self.executable)
@@ -222,7 +221,7 @@ def can_fork(conf: Mapping[str, str], environment: Mapping[str, str]) -> bool:
     return is_local(conf[MASTER]) and python == sys.executable and not conf[MASTER].startswith("local-cluster")
 
 
-def _python_ahead(conf: Mapping[str, str], environment: Mapping[str, str]) -> PythonAhead | None:
+def python_ahead(conf: Mapping[str, str], environment: Mapping[str, str]) -> PythonAhead | None:
     """What Spark's Python processes are forked from; None if they cannot be."""
     if not can_fork(conf, environment):
         return None
@@ -240,7 +239,7 @@ def _python_ahead(conf: Mapping[str, str], environment: Mapping[str, str]) -> Py
 def worker_settings(master: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Spark's settings for the environment of Python workers."""
     # One task has one core; with larger thread pools, tasks would only wait for each other.
-    settings = {f"spark.executorEnv.{name}": environment.get(name, "1") for name in POOLS}
+    settings = {f"spark.executorEnv.{name}": environment.get(name, "1") for name in _POOLS}
     return {**settings, "spark.executorEnv.PYTHONPATH": _modules_path(environment)} if is_local(master) else settings
 
 

@@ -30,7 +30,7 @@ from typing import Any, Final, NoReturn
 
 from aggregations.spark.daemon import from_package, own_archive
 from aggregations.spark.launcher import SIZE, STREAMS
-from aggregations.spark.sockets import socket_directory
+from aggregations.spark.sockets import listen, socket_directory
 
 DAEMON: Final = "aggregations.spark.daemon"
 """The module that Spark runs for its daemon of workers."""
@@ -68,7 +68,7 @@ class PythonAhead:
         executable.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         executable.chmod(0o700)
         self.executable = str(executable)
-        with _listen(self._directory / _ANY) as first, _listen(self._directory / DAEMON) as second:
+        with listen(self._directory / _ANY) as first, listen(self._directory / DAEMON) as second:
             listeners = [first.fileno(), second.fileno()]
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "aggregations.spark.python_ahead", *map(str, listeners), str(self._directory)],
@@ -87,18 +87,6 @@ class PythonAhead:
         if self._in_use is not None:
             os.close(self._in_use)
             self._in_use = None
-
-
-def _listen(address: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    if listener.fileno() in STREAMS:  # this process has closed one, and the streams of the fork take these numbers
-        with listener:
-            listener = listener.dup()
-            while listener.fileno() in STREAMS:
-                listener = listener.dup()
-    listener.bind(str(address))
-    listener.listen(16)
-    return listener
 
 
 class _Server:

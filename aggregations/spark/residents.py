@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from aggregations.engine.idle import keepers
-from aggregations.spark.sockets import socket_directory
+from aggregations.spark.sockets import listen, socket_directory
 
 _PR_SET_PDEATHSIG: Final = 1  # of prctl(2)
 _LOOK_SECONDS: Final = 1.0
@@ -63,7 +63,7 @@ def supervise(prepare: Callable[[], None] = lambda: None) -> None:
     """
     global _daemon, _directory
     directory, lock = socket_directory(_PREFIX)  # the lock is held until the last process that inherits it has ended
-    with _listen(directory / _SUPERVISOR) as listener:
+    with listen(directory / _SUPERVISOR) as listener:
         fork_child(signal.SIGTERM, lambda: _supervise(listener, directory, prepare))
     os.close(lock)
     _daemon, _directory = os.getpid(), directory
@@ -136,13 +136,6 @@ def _connect(address: Path) -> "Connection[Any, Any]":
         return Connection(channel.detach())
 
 
-def _listen(address: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(address))
-    listener.listen(64)
-    return listener
-
-
 class _Resident:
     """A resident as its supervisor sees it.
 
@@ -197,7 +190,7 @@ def _supervise(listener: socket.socket, directory: Path, prepare: Callable[[], N
         if slot not in running:
             started += 1
             running[slot] = _Resident(directory / str(started))
-            begun.append((running[slot], _listen(running[slot].address)))
+            begun.append((running[slot], listen(running[slot].address)))
         return _dumps(running[slot].address)
 
     def fork() -> None:

@@ -3,11 +3,13 @@
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+_STDERR: Final = 2
 _LONGEST_PARENT: Final = 50  # bytes; the path of a socket may have 103 on macOS and 107 on Linux
 
 
@@ -17,6 +19,17 @@ def socket_parent() -> Path:
     if len(os.fsencode(parent)) > _LONGEST_PARENT:
         return Path("/tmp")  # noqa: S108 - mkdtemp makes a directory that only this user may read
     return parent
+
+
+def listen(address: Path) -> socket.socket:
+    """A socket that listens at a path. Its number is not one of a standard stream's, should this process have closed one."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if listener.fileno() <= _STDERR:
+        with listener:
+            listener = socket.socket(fileno=fcntl.fcntl(listener, fcntl.F_DUPFD_CLOEXEC, _STDERR + 1))
+    listener.bind(str(address))
+    listener.listen(64)
+    return listener
 
 
 def socket_directory(prefix: str) -> tuple[Path, int]:

@@ -7,6 +7,7 @@ and what there is to read. Its offsets are Kafka's, by topic and partition, as S
 import json
 import os
 import shutil
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -111,9 +112,9 @@ class PlanServer:
         with suppress(OSError):
             Client(self.address, "AF_UNIX").close()  # its thread waits for one
         self._listener.close()
-        for connection in self._connections:
-            with suppress(OSError):
-                connection.close()
+        for connection in self._connections:  # the thread that reads it closes it
+            with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as channel:
+                channel.shutdown(socket.SHUT_RDWR)
         shutil.rmtree(self._directory, ignore_errors=True)
         os.close(self._in_use)
 
@@ -129,7 +130,7 @@ class PlanServer:
             threading.Thread(target=self._answer, args=(connection,), name="headwater-plan", daemon=True).start()
 
     def _answer(self, connection: Connection) -> None:
-        with connection, suppress(EOFError, OSError, TypeError):  # closed by `close`, perhaps while it is read
+        with connection, suppress(EOFError, OSError):
             while True:
                 function, arguments = json.loads(connection.recv_bytes())
                 try:

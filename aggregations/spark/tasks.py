@@ -108,11 +108,6 @@ def read_slot(payload: bytes, number: int) -> list[Block]:
     return _read(job, number, chunks)
 
 
-def import_reading() -> None:
-    """Import what the first batch needs, in a resident."""
-    import aggregations.engine.fetch  # noqa: F401
-
-
 def reading_gathered(
     job: Job, delivered: Mapping[TopicPartition, Delivered]
 ) -> Callable[[int, Iterable[Chunk]], Iterator[Row]]:

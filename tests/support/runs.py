@@ -20,8 +20,7 @@ from pyspark.java_gateway import launch_gateway
 
 from aggregations.definition.element import Record
 from aggregations.definition.flow import Flow
-from aggregations.spark.jvm import EXECUTABLES, POOLS
-from aggregations.spark.python_ahead import PythonAhead
+from aggregations.spark.jvm import EXECUTABLES, MASTER, environment_of, python_ahead
 from envelope import decode
 from jobs.views import View
 from persistence.commit.faults import DEAD_LETTER, SPEC, Fault, FaultOutcome
@@ -75,9 +74,9 @@ def started_jvm(log: Path) -> Iterator[Jvm]:
     """Start a JVM of Spark, and what its Python processes are forked from; end them with the block."""
     conf = SparkConf(loadDefaults=False).setAll([*FAST.items()])
     inherited = {"SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": python_path(ROOT)}
-    of_workers = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "YES"} | dict.fromkeys(POOLS, "1")
     with log.open("wb") as output, patch.dict(os.environ, inherited):
-        ahead = PythonAhead({**os.environ, **of_workers})
+        ahead = python_ahead({MASTER: "local[2]"}, environment_of(os.environ, "local[2]"))
+        assert ahead is not None
         python = dict.fromkeys(EXECUTABLES, ahead.executable)
         with patch.dict(os.environ, python):
             gateway = launch_gateway(conf, {"stdout": output, "stderr": output})

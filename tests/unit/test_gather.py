@@ -30,7 +30,7 @@ def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
     ]
     arrays += [pa.array(partitions, pa.int32()), pa.array(offsets, pa.int64()), stamps]
     arrays.append(pa.array([[{"key": "k", "value": b"v"}]] * len(rows), HEADERS))
-    return pa.RecordBatch.from_arrays(arrays, [*gather.COLUMNS])
+    return pa.RecordBatch.from_arrays(arrays, [*delivered_rows.columns(headers=True)])
 
 
 def gathered(batches: Sequence[Sequence[Row]]) -> list[Chunk]:
