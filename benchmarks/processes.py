@@ -36,7 +36,7 @@ def parts(root: int) -> dict[str, list[int]]:
     """Processes of an application by part.
 
     Returns:
-        `jvm`: Java processes, executors too; `workers`: Spark's Python daemon, whoever started it, and its workers; `driver`: the rest.
+        `jvm`: Java processes, executors too; `workers`: Spark's other Python processes; `driver`: the rest.
     """
     started = _started()
     found: dict[str, list[int]] = {"driver": [], "jvm": [], "workers": []}
@@ -100,7 +100,8 @@ def _started() -> dict[int, list[int]]:
 
 def _is_daemon(pid: int) -> bool:
     try:
-        return b"aggregations.spark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"aggregations.spark.daemon" in command or b"aggregations.spark.python_ahead" in command
     except OSError:
         return False
 

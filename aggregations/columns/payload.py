@@ -14,7 +14,7 @@ from ptars import HandlerPool
 from aggregations.columns.arrays import Ints, Mask, Spans
 from aggregations.definition.json_types import SHALLOW_BYTES, plain
 from aggregations.definition.payloads import Json, Payload, Protobuf, Raw, decoded
-from aggregations.definition.protobuf import trimmed
+from aggregations.definition.protobuf import is_column, trimmed
 
 PayloadColumns: TypeAlias = Callable[[Spans], tuple[pl.DataFrame, Mask]]
 """Takes payloads; returns the columns of those that could be read, and which these are."""
@@ -67,7 +67,7 @@ def _protobuf(payload: Protobuf, columns: frozenset[str] | None) -> PayloadColum
     from aggregations.columns.payload_reading import read_payloads
 
     message = trimmed(payload.type, columns).DESCRIPTOR
-    bounds, fields = _table(message)
+    bounds, fields, oneofs = _table(message)
     flat = all(field.type in _FLAT and not field.is_repeated for field in message.fields)
     handler = None if flat else HandlerPool([message.file]).get_for_message(message)
 
@@ -75,7 +75,7 @@ def _protobuf(payload: Protobuf, columns: frozenset[str] | None) -> PayloadColum
         rows = len(payloads.starts)
         good = np.empty(rows, np.bool_)
         numbers, sizes = np.empty((2, len(message.fields), rows), np.int64)
-        read_payloads(tuple(payloads), bounds, fields, good, numbers, sizes)
+        read_payloads(tuple(payloads), bounds, fields, oneofs, good, numbers, sizes)
         if not good.all():
             payloads = payloads.at(good)
             numbers, sizes = numbers.compress(good, axis=1), sizes.compress(good, axis=1)
@@ -83,43 +83,76 @@ def _protobuf(payload: Protobuf, columns: frozenset[str] | None) -> PayloadColum
             series = [
                 _column(field, payloads.data, numbers[place], sizes[place])
                 for place, field in enumerate(message.fields)
+                if is_column(field)
             ]
             return pl.DataFrame(series) if series else pl.DataFrame(height=len(payloads.starts)), good
-        names = [field.name for field in message.fields]
         try:
-            frame = pl.from_arrow(handler.array_to_record_batch(payloads.array(pa.binary())).select(names))
+            batch = handler.array_to_record_batch(payloads.array(pa.binary()))
         except ValueError:  # not expected, as they are valid; the other reader decides
-            frame, good = (
-                pl.from_arrow(handler.array_to_record_batch(pa.array([], pa.binary())).select(names)),
-                ~good & good,
-            )
+            batch, good = handler.array_to_record_batch(pa.array([], pa.binary())), ~good & good
+        frame = pl.from_arrow(_wanted(batch, message))
         assert isinstance(frame, pl.DataFrame)
         return frame, good
 
     return read
 
 
-def _table(message: Any) -> tuple[Ints, Any]:
-    """The arguments `bounds` and `fields` of `read_payloads`, for a message that does not contain itself."""
+def _wanted(found: Any, message: Any) -> Any:
+    """A batch, or an array of structs, without the fields that are no columns."""
+    is_batch = isinstance(found, pa.RecordBatch)
+    arrays = {
+        field.name: _inside(found.column(field.name) if is_batch else found.field(field.name), field)
+        for field in message.fields
+        if is_column(field)
+    }
+    if is_batch:
+        return pa.RecordBatch.from_arrays([*arrays.values()], names=[*arrays])
+    return pa.StructArray.from_arrays([*arrays.values()], names=[*arrays], mask=found.is_null())
+
+
+def _inside(found: pa.Array, field: Any) -> pa.Array:
+    if field.message_type is None or not _has_rivals(field.message_type):
+        return found
+    if not field.is_repeated:
+        return _wanted(found, field.message_type)
+    values = _wanted(found.values, field.message_type)
+    return pa.ListArray.from_arrays(found.offsets, values, mask=found.is_null() if found.null_count else None)
+
+
+def _has_rivals(message: Any) -> bool:
+    return any(not is_column(one) or (one.message_type and _has_rivals(one.message_type)) for one in message.fields)
+
+
+def _table(message: Any) -> tuple[Ints, Ints, Ints]:
+    """The arguments `bounds`, `fields` and `oneofs` of `read_payloads`, for a message that does not contain itself."""
     from aggregations.columns import payload_reading
 
-    found: list[list[tuple[int, int, int]]] = []
+    found: list[list[tuple[int, int, int, int]]] = []
+    oneofs: list[tuple[int, int]] = []
+    count = 0
 
     def add(message: Any, *, within: bool) -> int:
-        number = len(found)
-        rows: list[tuple[int, int, int]] = []
+        nonlocal count
+        number, first = len(found), count
+        rows: list[tuple[int, int, int, int]] = []
         found.append(rows)
+        oneofs.append((first, first))
+        count += len(message.oneofs)
         for place, field in enumerate(message.fields):
             if field.message_type is None:
                 kind, target = getattr(payload_reading, _FLAT[field.type][0]), -1 if within else place
             else:
                 kind, target = payload_reading.MESSAGE, add(field.message_type, within=True)
-            rows.append((field.number, kind + payload_reading.REPEATED * field.is_repeated, target))
+            own = field.containing_oneof
+            oneof = -1 if own is None or len(own.fields) == 1 else first + own.index
+            rows.append((field.number, kind + payload_reading.REPEATED * field.is_repeated, target, oneof))
+        oneofs[number] = first, count
         return number
 
     add(message, within=False)
     bounds = np.cumsum([0, *map(len, found)], dtype=np.int64)
-    return bounds, np.array([row for rows in found for row in rows], np.int64).reshape(-1, 3)
+    fields = np.array([row for rows in found for row in rows], np.int64).reshape(-1, 4)
+    return bounds, fields, np.array(oneofs, np.int64)
 
 
 def _column(field: Any, data: Any, numbers: Ints, sizes: Ints) -> pl.Series:

@@ -43,21 +43,30 @@ def _packed(data: Any, at: int, end: int, kind: int) -> bool:
     return at == end
 
 
-@compiled(types.void(SPANS, NUMBERS, types.int64[:, ::1], types.boolean[::1], types.int64[:, ::1], types.int64[:, ::1]))
-def read_payloads(values: Any, bounds: Any, fields: Any, good: Any, numbers: Any, sizes: Any) -> None:
+_TABLE = types.int64[:, ::1]
+
+
+@compiled(types.void(SPANS, NUMBERS, _TABLE, _TABLE, types.boolean[::1], _TABLE, _TABLE))
+def read_payloads(values: Any, bounds: Any, fields: Any, oneofs: Any, good: Any, numbers: Any, sizes: Any) -> None:
     """Check protobuf messages, and read their singular fields that are not messages.
+
+    A message with two members of a oneof is not accepted: the later one unsets the earlier.
 
     Args:
         values: Bytes, starts and lengths of the messages.
         bounds: The first field of each message type, and the number of fields. The first type is that of the values.
-        fields: Number, kind, and target of each field: the row of its column, -1 for none; for a message its type.
+        fields: Number, kind, target and oneof of each field. The target is the row of its column, -1 for none; for a message
+            its type. Oneofs are numbered over all types; -1 for none.
+        oneofs: By message type: the first oneof, and the end of those of the type and of all messages in it.
         good: Set to whether a value was accepted.
         numbers: By column and value: a number, 64 bits of one, or where text and bytes start.
         sizes: By column and value: 0 if the field is absent, otherwise 1 and, of text and bytes, the length.
     """
     data, starts, lengths = borrowed(values[0]), values[1], values[2]
     ends, within = np.empty(_DEEPEST, np.int64), np.empty(_DEEPEST, np.int64)
+    members = np.full(oneofs[0, 1], -1, np.int64)  # of each oneof, the one that was read
     for row in range(len(starts)):
+        members[:] = -1
         at, end = starts[row], starts[row] + lengths[row]
         numbers[:, row] = 0
         sizes[:, row] = 0
@@ -85,6 +94,12 @@ def read_payloads(values: Any, bounds: Any, fields: Any, good: Any, numbers: Any
                 continue
             kind, target = fields[guess, 1] & 15, fields[guess, 2]
             repeated = fields[guess, 1] >= REPEATED
+            oneof = fields[guess, 3]
+            if oneof >= 0:
+                if members[oneof] >= 0 and members[oneof] != number:
+                    fine = False
+                    break
+                members[oneof] = number
             guess += 1
             if kind >= STRING:
                 start, at = span(data, at, end) if wire == 2 else (int64(0), int64(-1))
@@ -94,6 +109,8 @@ def read_payloads(values: Any, bounds: Any, fields: Any, good: Any, numbers: Any
                 if kind == MESSAGE:
                     fine = depth < _DEEPEST
                     if fine:
+                        if repeated:
+                            members[oneofs[target, 0] : oneofs[target, 1]] = -1
                         ends[depth], within[depth] = end, message
                         depth += 1
                         at, end, message = start, at, target

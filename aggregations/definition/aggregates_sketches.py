@@ -28,6 +28,8 @@ VERSION: Final = 1
 _MODE, _MODE_BITS, _SET = 7, 3, 1
 _SET_BEGIN = 12
 _NAN = float("nan")
+_ROUNDED = 2.0**53
+"""From here on not every integer is a 64-bit floating-point number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ class ApproximateDistinct(SequenceAggregate):
 class Quantiles(SequenceAggregate):
     """Approximate quantiles, by a KLL sketch of 64-bit floating-point numbers. The state is {"kll", "sketch"}.
 
+    If the lowest or the highest value is an integer that such a number rounds, the state also has "ends": both of them.
+
     Attributes:
         at: Ranks of the quantiles, from 0 to 1.
         k: Size of the sketch.
@@ -118,42 +122,69 @@ class Quantiles(SequenceAggregate):
         check_size(self.kind, "k", self.k, 8, 4_096)
 
     def add(self, state: Any, value: Any, by: Any, at: At) -> Any:
-        return self.extend(state, np.array([float(value)]), ())  # type: ignore[arg-type]  # an array is a sequence
+        return self.extend(state, np.array([value]), ())  # type: ignore[arg-type]  # an array is a sequence
 
     def prepared(self, values: pl.Series) -> Sequence[Any]:
-        """The values as an array of floats."""
-        return values.cast(pl.Float64).to_numpy(writable=True)  # type: ignore[return-value]  # an array is a sequence
+        """The values as an array: of integers if a floating-point number could round one of them."""
+        floats = values.cast(pl.Float64)
+        if values.dtype.is_integer() and floats.abs().max() >= _ROUNDED:  # type: ignore[operator]  # not empty
+            return values.to_numpy(writable=True)  # type: ignore[return-value]  # an array is a sequence
+        return floats.to_numpy(writable=True)  # type: ignore[return-value]
 
     def extend(self, state: Any, values: Sequence[Any], at: Sequence[At]) -> Any:
+        array: np.ndarray[Any, Any] = np.asarray(values)
         sketch = self._sketch(state)
-        sketch.update(values)
-        return _stored("kll", sketch.serialize())
+        before = None if state is None else self._ends(state, sketch)
+        sketch.update(array.astype(np.float64, copy=False))
+        return self._with_ends(sketch, before, (array.min().item(), array.max().item()))
 
     def merge(self, state: Any, other: Any) -> Any:
         if state is None or other is None:
             return other if state is None else state
-        sketch = self._sketch(state)
-        sketch.merge(self._sketch(other))
-        return _stored("kll", sketch.serialize())
+        sketch, further = self._sketch(state), self._sketch(other)
+        ends = self._ends(state, sketch), self._ends(other, further)
+        sketch.merge(further)
+        return self._with_ends(sketch, *ends)
 
     def result(self, state: Any) -> Any:
         if state is None:
             return [None] * len(self.at)
         sketch = self._sketch(state)
-        ends = {0.0: sketch.get_min_value(), 1.0: sketch.get_max_value()}  # the sketch may have dropped them
+        ends = dict(zip((0.0, 1.0), self._ends(state, sketch), strict=True))  # the sketch may have dropped them
         found = sketch.get_quantiles(list(self.at), inclusive=True)
-        return [float(ends.get(rank, one)) for rank, one in zip(self.at, found, strict=True)]
+        return [ends.get(rank, float(one)) for rank, one in zip(self.at, found, strict=True)]
 
     def comparable(self, state: Any) -> Any:
         """Number of values, minimum and maximum: the quantiles depend on chance."""
         if state is None:
             return None
         sketch = self._sketch(state)
-        return [sketch.n, sketch.get_min_value(), sketch.get_max_value()]
+        return [sketch.n, *self._ends(state, sketch)]
 
     def fits(self, state: Any, of: pl.DataType | None = None, by: pl.DataType | None = None) -> bool:
+        if isinstance(state, dict) and "ends" in state:
+            ends = state["ends"]
+            if not (isinstance(ends, list) and len(ends) == len(("lowest", "highest"))):
+                return False
+            if not all(type(one) in (int, float) for one in ends) or ends[0] > ends[1]:
+                return False
+            state = {name: value for name, value in state.items() if name != "ends"}
         sketch = _read(state, "kll", datasketches.kll_doubles_sketch.deserialize)
         return state is None if sketch is None else bool(sketch.k == self.k)
+
+    def _ends(self, state: Any, sketch: Any) -> tuple[Any, Any]:
+        """The lowest and the highest value of a state with its sketch."""
+        lowest, highest = state.get("ends") or (sketch.get_min_value(), sketch.get_max_value())
+        return lowest, highest
+
+    def _with_ends(self, sketch: Any, *ends: tuple[Any, Any] | None) -> Any:
+        """A state of this sketch, and of parts with these ends."""
+        known = [one for one in ends if one is not None]
+        lowest, highest = min(one[0] for one in known), max(one[1] for one in known)
+        stored = _stored("kll", sketch.serialize())
+        if lowest == sketch.get_min_value() and highest == sketch.get_max_value():
+            return stored
+        return {**stored, "ends": [lowest, highest]}
 
     def options(self) -> dict[str, Any]:
         return {"k": self.k}
@@ -337,7 +368,8 @@ def quantiles(
 
     Args:
         of: Column name or expression of numbers, which are folded as 64-bit floating-point numbers.
-        at: Ranks from 0 (the minimum, exact) to 1 (the maximum, exact). They do not change the state.
+        at: Ranks from 0 (the minimum, exact) to 1 (the maximum, exact). They do not change the state. A minimum or maximum
+            that is an integer beyond 2^53 in absolute value is an integer in the result, and rounded in columns of floats.
         k: 8 to 4,096.
         where: Only elements for which it is true are folded.
     """

@@ -40,6 +40,10 @@ _SCALARS: dict[int, pl.DataType] = {
     _F.TYPE_BYTES: pl.Binary(),
 }
 _PACKAGE = "headwater.columns"
+_LENGTH = {_F.TYPE_STRING, _F.TYPE_BYTES, _F.TYPE_MESSAGE}
+"""Types that are written with their length."""
+_RIVAL = "_rival_"
+"""Beginning of the names of fields that no column is made of: members of a oneof, which unset the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,8 @@ def trimmed(message_type: MessageType, columns: frozenset[str] | None = None) ->
 
     "chain.topic" keeps that one field of the messages in `chain`; "chain" keeps them whole. An enum becomes an
     int32 and `required` becomes `optional`; the wire format is the same. Text that is not UTF-8 is
-    rejected in every syntax.
+    rejected in every syntax. Of a oneof, all members stay: the last one on the wire unsets the others (protobuf's
+    "Encoding", "Last One Wins"). Those that are not wanted are no columns (`is_column`), and their content is not parsed.
     """
     file = new_file()
     add_message(file, "Columns", message_type.descriptor(), columns)
@@ -97,6 +102,7 @@ def reader(descriptor: Descriptor) -> Callable[[Message], dict[str, object]]:
     fields = [
         (field.name, field.is_repeated, field.has_presence, reader(field.message_type) if field.message_type else None)
         for field in descriptor.fields
+        if is_column(field)
     ]
 
     def read(message: Message) -> dict[str, object]:
@@ -112,6 +118,11 @@ def reader(descriptor: Descriptor) -> Callable[[Message], dict[str, object]]:
         return found
 
     return read
+
+
+def is_column(field: Field) -> bool:
+    """Whether a field of a trimmed message is a column, or is there only to unset other members of its oneof."""
+    return not field.name.startswith(_RIVAL)
 
 
 def new_file() -> FileProto:
@@ -135,23 +146,44 @@ def add_message(
 ) -> MessageProto:
     """Add to `file` a message `name` with the fields of `of` that can be columns and are in `columns`."""
     message = file.message_type.add(name=name)
-    for field, _ in _columns(of, within):
-        inner_columns = _below(columns, field.name)
-        if inner_columns is not None and not inner_columns:
+    wanted = {field.number: _below(columns, field.name) for field, _ in _columns(of, within)}
+    wanted = {number: inner for number, inner in wanted.items() if inner is None or inner}
+    oneofs: dict[str, int] = {}
+    for field in of.fields:
+        oneof = _oneof(field)
+        is_rival = field.number not in wanted
+        if is_rival and (field.type == _F.TYPE_GROUP or not any(one.number in wanted for one in oneof)):
             continue
         one = message.field.add(name=field.name, number=field.number, type=field.type)
         one.label = one.LABEL_REPEATED if field.is_repeated else one.LABEL_OPTIONAL
         if field.type == _F.TYPE_ENUM:
             one.type = one.TYPE_INT32
-        if field.type == _F.TYPE_MESSAGE:
+        if is_rival:
+            one.name = f"{_RIVAL}{field.number}"
+            one.type = one.TYPE_BYTES if field.type in _LENGTH else one.type
+        elif field.type == _F.TYPE_MESSAGE:
             inner = f"{name}_{field.number}"
             one.type_name = f".{_PACKAGE}.{inner}"
-            add_message(file, inner, field.message_type, inner_columns, (*within, of.full_name))
-        elif field.has_presence:
+            add_message(file, inner, field.message_type, wanted[field.number], (*within, of.full_name))
+        if oneof:
+            name_of_oneof = field.containing_oneof.name
+            if name_of_oneof not in oneofs:
+                oneofs[name_of_oneof] = len(message.oneof_decl)
+                message.oneof_decl.add(name=name_of_oneof)
+            one.oneof_index = oneofs[name_of_oneof]
+    # Synthetic oneofs come after all others.
+    for one, field in zip(message.field, [of.fields_by_number[each.number] for each in message.field], strict=True):
+        if field.has_presence and field.type != _F.TYPE_MESSAGE and not one.HasField("oneof_index"):
             one.proto3_optional = True
             one.oneof_index = len(message.oneof_decl)
             message.oneof_decl.add(name=f"_presence_{field.number}")
     return message
+
+
+def _oneof(field: Field) -> list[Field]:
+    """The members of the oneof that a field is in; none if it has no other members."""
+    oneof = field.containing_oneof
+    return [] if oneof is None or len(oneof.fields) == 1 else list(oneof.fields)
 
 
 def _below(columns: frozenset[str] | None, field: str) -> frozenset[str] | None:

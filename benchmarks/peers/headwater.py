@@ -1,5 +1,6 @@
 """headwater by its own command line, as a user runs it."""
 
+import subprocess
 from contextlib import closing
 from typing import Any
 
@@ -14,7 +15,7 @@ from persistence.registry import open_store
 
 
 class Headwater(Peer):
-    """`headwater run --until-caught-up` on one store."""
+    """`headwater run` on one store."""
 
     name = "headwater"
 
@@ -23,9 +24,9 @@ class Headwater(Peer):
         self.slow = store == "cassandra"
 
     def command(self, task: Task) -> list[str]:
-        """The command line, until the end of the topic."""
+        """The command line. It runs until it was measured, since a process that has ended shows no CPU time."""
         options = {
-            "--store": self._url(task),
+            "--store": self.url(task),
             "--bootstrap": task.bootstrap,
             "--group": task.run,
             "--dead-letters": f"{task.run}-dlq",
@@ -33,10 +34,10 @@ class Headwater(Peer):
             "--conf": f"spark.driver.memory={HEAP.removeprefix('-Xmx')}",
         }
         if self.store == "cassandra":
-            apply_schema(self._url(task))
+            apply_schema(self.url(task))
             options["--accept"] = "replication-1"  # one node
         given = [word for pair in options.items() for word in pair]
-        return module("jobs.cli", "run", "benchmarks.peers.flow:flow", "--until-caught-up", *given)
+        return module("jobs.cli", "run", "benchmarks.peers.flow:flow", *given)
 
     def environment(self, task: Task) -> dict[str, str]:
         return {"BENCH_TOPIC": task.topic, "BENCH_RUN": task.run}
@@ -44,11 +45,14 @@ class Headwater(Peer):
     def topics(self, task: Task) -> dict[str, int]:
         return {f"{task.run}-dlq": 1}
 
+    def finish(self, task: Task, child: "subprocess.Popen[bytes]") -> None:
+        child.terminate()
+
     def result(self, task: Task) -> pl.DataFrame:
         """Read every state through the store's own interface."""
         stage = FlowRef(task.run).stage("keys")
         rows: dict[str, list[Any]] = {column: [] for column in COLUMNS}
-        with closing(open_store(self._url(task))) as store:
+        with closing(open_store(self.url(task))) as store:
             for key, stored in store.scan(stage):
                 fold = state_of(stored, stage, key).fold
                 rows["key"].append(key.decode())
@@ -56,7 +60,8 @@ class Headwater(Peer):
                     rows[field].append(fold[field])
         return pl.DataFrame(rows, schema=COLUMNS)
 
-    def _url(self, task: Task) -> str:
+    def url(self, task: Task) -> str:
+        """Return the URL of the store of a run."""
         if self.store == "cassandra":
             return f"{task.server}/{task.run.replace('-', '_')}?replication=1"
         return task.server or f"{self.store}://{task.home}/states.db"

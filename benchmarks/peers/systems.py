@@ -8,9 +8,12 @@ from benchmarks.peers.headwater import Headwater
 from benchmarks.peers.kafka_streams import KafkaStreams, KafkaStreamsCassandra, KafkaStreamsSink
 from benchmarks.peers.python_loop import PythonLoop
 from benchmarks.peers.spark_pandas_state import SparkPandasState
+from benchmarks.peers.stream import HeadwaterArchive, HeadwaterStream
 
 _SYSTEMS: Final[Mapping[str, Callable[[Sequence[str]], Sequence[Peer]]]] = {
     Headwater.name: lambda stores: [Headwater(store) for store in stores],
+    HeadwaterStream.name: lambda stores: [HeadwaterStream(store) for store in stores],
+    HeadwaterArchive.name: lambda stores: [HeadwaterArchive(store) for store in stores],
     KafkaStreams.name: lambda stores: [KafkaStreams()],
     KafkaStreamsSink.name: lambda stores: [KafkaStreamsSink()],
     KafkaStreamsCassandra.name: lambda stores: [KafkaStreamsCassandra()],

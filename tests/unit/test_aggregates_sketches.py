@@ -13,7 +13,7 @@ import pytest
 
 from aggregations.definition.aggregates_sketches import VERSION, approximate_distinct, quantiles, top
 from aggregations.errors import FlowError
-from tests.unit.test_aggregates_exact import in_batches, one_by_one
+from tests.unit.test_aggregates_exact import in_batches, one_by_one, stored
 
 
 def distinct_estimate(precision, size, seed, batch=1 << 30):
@@ -111,6 +111,39 @@ def test_the_rank_of_a_quantile_is_within_the_stated_error(draw, merged):
             assert error < 0.03
     # The sketch draws at random, without a seed. 1 in 100 may be outside; in fact it is far less.
     assert outside <= 5
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([2**53 + 1, 2**53 + 3, 7], pl.Int64),
+        ([-(2**53) - 1, 2**53], pl.Int64),
+        ([2**63 - 1, -(2**63), 0], pl.Int64),
+        ([2**64 - 1, 2**63 + 1, 5], pl.UInt64),
+        ([2**53 + 1], pl.Int64),
+        ([1, 2, 3], pl.Int64),
+    ],
+)
+def test_the_minimum_and_the_maximum_of_large_integers_are_exact(values, dtype):
+    """trino#21707: an id or a time in nanoseconds is no 64-bit floating-point number."""
+    field = quantiles("x", at=(0, 0.5, 1))
+    states = [one_by_one(field, values), *(in_batches(field, values, dtype, size) for size in (1, 2, 9))]
+    parts = [one_by_one(field, [value]) for value in values]
+    merged = parts[0]
+    for part in parts[1:]:
+        merged = stored(field.merge(merged, part))
+    for state in (*states, merged):
+        found = field.result(state)
+        assert (found[0], found[2]) == (min(values), max(values))
+        assert field.comparable(state) == [len(values), min(values), max(values)]
+        assert field.fits(state)
+        assert ("ends" in state) == (float(min(values)) != min(values) or float(max(values)) != max(values))
+
+
+def test_damaged_ends_of_quantiles_do_not_fit():
+    state = one_by_one(quantiles("x"), [2**53 + 1])
+    for ends in (None, [], [1], [2, 1], ["1", "2"], [1, True], {"a": 1}):
+        assert not quantiles("x").fits({**state, "ends": ends})
 
 
 def test_quantiles_of_few_values_are_exact_and_have_the_same_bytes():
