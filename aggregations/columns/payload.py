@@ -15,6 +15,7 @@ from aggregations.columns.arrays import Ints, Mask, Spans
 from aggregations.definition.json_types import SHALLOW_BYTES, plain
 from aggregations.definition.payloads import Json, Payload, Protobuf, Raw, decoded
 from aggregations.definition.protobuf import is_column, trimmed
+from envelope.framing import SCHEMA_ID_FRAME, frame_of
 
 PayloadColumns: TypeAlias = Callable[[Spans], tuple[pl.DataFrame, Mask]]
 """Takes payloads; returns the columns of those that could be read, and which these are."""
@@ -69,9 +70,12 @@ def _protobuf(payload: Protobuf, columns: frozenset[str] | None) -> PayloadColum
     message = trimmed(payload.type, columns).DESCRIPTOR
     bounds, fields, oneofs = _table(message)
     flat = all(field.type in _FLAT and not field.is_repeated for field in message.fields)
+    tails = dict.fromkeys((frame_of([0]), frame_of(payload.type.indexes)))
     handler = None if flat else HandlerPool([message.file]).get_for_message(message)
 
     def read(payloads: Spans) -> tuple[pl.DataFrame, Mask]:
+        for tail in tails:
+            payloads = _unframed(payloads, tail)
         rows = len(payloads.starts)
         good = np.empty(rows, np.bool_)
         numbers, sizes = np.empty((2, len(message.fields), rows), np.int64)
@@ -95,6 +99,22 @@ def _protobuf(payload: Protobuf, columns: frozenset[str] | None) -> PayloadColum
         return frame, good
 
     return read
+
+
+def _unframed(payloads: Spans, tail: bytes) -> Spans:
+    """Payloads without the frame of Schema Registry that ends like this; others are left as they are."""
+    size = SCHEMA_ID_FRAME + len(tail)
+    rows = np.flatnonzero(payloads.lengths > 0)
+    rows = rows[payloads.data[payloads.starts[rows]] == 0]
+    if not len(rows):
+        return payloads
+    rows = rows[payloads.lengths[rows] >= size]
+    for place, byte in enumerate(tail, start=SCHEMA_ID_FRAME):
+        rows = rows[payloads.data[payloads.starts[rows] + place] == byte]
+    starts, lengths = payloads.starts.copy(), payloads.lengths.copy()
+    starts[rows] += size
+    lengths[rows] -= size
+    return Spans(payloads.data, starts, lengths)
 
 
 def _wanted(found: Any, message: Any) -> Any:
@@ -187,6 +207,7 @@ def _json(payload: Json, columns: frozenset[str] | None, schema: dict[str, pl.Da
     fields = [attrgetter(f"f{i}") for i in range(len(schema))]
 
     def read(payloads: Spans) -> tuple[pl.DataFrame, Mask]:
+        payloads = _unframed(payloads, b"")
         texts = payloads.array(pa.binary()).to_pylist()
         rows: list[msgspec.Struct | None]
         try:

@@ -15,6 +15,7 @@ from aggregations.definition.json_types import is_too_deep, json_type, plain, st
 from aggregations.definition.protobuf import MessageType
 from aggregations.errors import FlowError
 from envelope import EnvelopeError, Reason
+from envelope.framing import SCHEMA_ID_FRAME, strip_frame
 
 RawColumns: TypeAlias = dict[str, object]
 PayloadReader: TypeAlias = Callable[[bytes], RawColumns]
@@ -36,7 +37,10 @@ class Payload(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Protobuf:
-    """A protobuf message: its fields are the columns. See `MessageType.schema`."""
+    """A protobuf message: its fields are the columns. See `MessageType.schema`.
+
+    A frame of Schema Registry in front of it is taken off, and has to name the same message of its schema.
+    """
 
     type: MessageType
 
@@ -46,9 +50,11 @@ class Protobuf:
 
     def reader(self, columns: frozenset[str] | None) -> PayloadReader:
         message = protobuf.trimmed(self.type, columns)
-        parse, fields = message.FromString, protobuf.reader(message.DESCRIPTOR)
+        parse, fields, indexes = message.FromString, protobuf.reader(message.DESCRIPTOR), self.type.indexes
 
         def read(payload: bytes) -> RawColumns:
+            if payload[:1] == b"\0":
+                payload = strip_frame(payload, indexes)
             try:
                 return fields(parse(payload))
             except DecodeError as error:
@@ -69,7 +75,7 @@ class Json:
 
     The same holds within lists and objects: null and missing fields are null, other fields are ignored. A whole number
     is accepted as a float; there are no other conversions. If a name occurs twice in an object, the last value counts,
-    and both must be of the declared type. Expressions see polars lists and structs (`pl.col("lines").list.len()`),
+    and both must be of the declared type. A frame of Schema Registry in front of it is taken off. Expressions see polars lists and structs (`pl.col("lines").list.len()`),
     functions see lists and dictionaries. A document, undeclared fields included, is at most 500 levels deep.
 
     Args:
@@ -113,6 +119,8 @@ class Json:
 
 def decoded(decoder: "msgspec.json.Decoder[msgspec.Struct]", document: bytes) -> msgspec.Struct | None:
     """Read one document; None when it is not JSON of the types that the decoder expects, or is nested too deeply."""
+    if document[:1] == b"\0":
+        document = document[SCHEMA_ID_FRAME:]
     if is_too_deep(document):
         return None
     try:

@@ -14,6 +14,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from envelope.framing import indexes_of
+
 # The stubs have two kinds of descriptors; only one is used at run time.
 Descriptor: TypeAlias = Any
 Field: TypeAlias = Any
@@ -66,6 +68,11 @@ class MessageType:
     def descriptor(self) -> Descriptor:
         """Return its descriptor, built in a pool of its own."""
         return _descriptor(self)
+
+    @property
+    def indexes(self) -> tuple[int, ...]:
+        """Its place in its file: number among the messages, and so on within them. Schema Registry's message indexes."""
+        return indexes_of(self.descriptor())
 
     @property
     def schema(self) -> dict[str, pl.DataType]:

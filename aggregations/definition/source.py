@@ -29,7 +29,6 @@ from aggregations.errors import FlowError
 from envelope import Envelope, EnvelopeError, Hop, Limits, Lineage, Node, Reason, Siblings, Tombstones, decode
 from envelope.codec import redriven_payload
 from envelope.filters.producers import Stamp, stamp_of
-from envelope.framing import strip_frame
 from envelope.limits import DEFAULT_LIMITS
 from envelope.times import micros_of
 
@@ -47,8 +46,7 @@ class Topic:
         name: Name of the topic.
         payload: A protobuf message class, `Json({"column": pl.Int64, ...})` or `Raw()`.
         envelope: The payload is inside an envelope. Otherwise the record's value is the payload and its
-            lineage is its own coordinates; Confluent framing before protobuf is stripped. Redriven records of
-            such a topic arrive in an envelope, and are recognised by its last hop.
+            lineage is its own coordinates. Redriven records of such a topic arrive in an envelope, and are recognised by its last hop.
         siblings: What to do with messages of one root that no fan-out index tells apart.
         limits: Limits of the envelopes and payloads that are accepted.
         cluster: Name of the Kafka cluster, when there is more than one.
@@ -263,11 +261,8 @@ class RecordDecoder:
                 f"{record.node}: the payload is not a {self._payload_type}; declare its type",
             )
         lineage = Lineage.of(message.chain, self._own(record)).check()
-        payload = message.payload
-        if not self.topic.envelope and isinstance(self.topic.payload, Protobuf):
-            payload = strip_frame(payload)
         try:
-            columns = self._read(payload)
+            columns = self._read(message.payload)
         except EnvelopeError as error:
             error.chain = message.chain
             raise
@@ -291,8 +286,6 @@ class RecordDecoder:
             raise EnvelopeError(
                 Reason.PAYLOAD_TOO_LARGE, f"{record.node}: the payload has {len(payload)} bytes; the limit is {limit}"
             )
-        if isinstance(self.topic.payload, Protobuf):
-            payload = strip_frame(payload)
         try:
             columns = self._read(payload)
         except EnvelopeError as error:

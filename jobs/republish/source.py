@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from google.protobuf.message import DecodeError, Message
@@ -12,7 +12,7 @@ from envelope import EnvelopeError, Limits, Reason, Tombstones
 from envelope import envelope_pb2 as pb
 from envelope.codec import from_message, parse, redriven_payload, rewrite
 from envelope.event_ids import EventIds, coordinates_of
-from envelope.framing import strip_frame
+from envelope.framing import SCHEMA_ID_FRAME, indexes_of, strip_frame
 from envelope.headers import TRACEPARENT, Headers, from_cloudevents
 from envelope.limits import DEFAULT_LIMITS, check_topic
 from envelope.message import FORMAT
@@ -20,7 +20,6 @@ from envelope.times import micros_of
 from jobs.republish.record import InputRecord
 
 PayloadParser: TypeAlias = Callable[[bytes], Any]
-_SCHEMA_ID_FRAME: Final = 5  # Confluent's zero byte and schema id; JSON has no message indexes after them
 
 
 class Wrapping(StrEnum):
@@ -124,9 +123,9 @@ class ValueOpener:
     def __init__(self, source: InputTopics, limits: Limits = DEFAULT_LIMITS) -> None:
         self._limits = limits
         self._parse = _parser(source.payload)
-        self._type = ""
+        self._type, self._indexes = "", (0,)
         if isinstance(source.payload, type) and issubclass(source.payload, Message):
-            self._type = source.payload.DESCRIPTOR.full_name
+            self._type, self._indexes = source.payload.DESCRIPTOR.full_name, indexes_of(source.payload.DESCRIPTOR)
         self._wrapping = source.wrapping
         self._event_ids = source.event_id if isinstance(source.event_id, EventIds) else None
         self.enveloped = source.wrapping is Wrapping.ENVELOPE
@@ -160,7 +159,7 @@ class ValueOpener:
         if self._parse:
             if self._type and message.payload_type and message.payload_type != self._type:
                 raise EnvelopeError(Reason.UNKNOWN_PAYLOAD_TYPE, f"the payload is not the {self._type} declared")
-            record.data = self._parse(message.payload)
+            record.data = self._parse(self._unframed(message.payload))
 
     def _begin(self, record: InputRecord, value: bytes, timestamp_ms: int | None) -> None:
         """Begin the envelope of a record that is the root of its event, with the timestamp of that record."""
@@ -187,10 +186,10 @@ class ValueOpener:
             record.message.event_id = self._event_ids.of(place, record.data)
 
     def _unframed(self, value: bytes) -> bytes:
-        """Strip Confluent's framing: it begins with a zero byte; protobuf messages and JSON do not."""
-        if value[0] or not self._parse:
+        """Strip Schema Registry's frame: it begins with a zero byte; protobuf messages and JSON do not."""
+        if value[:1] != b"\0" or not self._parse:
             return value
-        return strip_frame(value) if self._type else value[_SCHEMA_ID_FRAME:]
+        return strip_frame(value, self._indexes) if self._type else value[SCHEMA_ID_FRAME:]
 
     def _begun(self, payload: bytes, key: bytes | None, headers: Headers) -> pb.Envelope:
         if self._wrapping is Wrapping.NONE:

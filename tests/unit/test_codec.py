@@ -18,7 +18,7 @@ from envelope.codec import (
     rewrite,
     varint,
 )
-from envelope.framing import strip_frame
+from envelope.framing import frame_of, strip_frame
 from envelope.limits import MAX_INDEX, check_coordinates, check_topic
 from envelope.redrive import Redrive, redrive_hops
 from tests.unit.bad_inputs import reason, sealed, unsealed
@@ -250,3 +250,34 @@ def test_the_error_of_an_envelope_that_cannot_be_read_has_no_chain() -> None:
         decode(b"")
     assert caught.value.chain is None
     assert caught.value.raised is None
+
+
+@pytest.mark.parametrize(
+    ("frame", "fits"),
+    [
+        (b"\0", True),
+        (b"\2\0", True),
+        (b"\4\2\4", True),
+        (b"\2\2", False),
+        (b"\2\4", False),
+        (b"\6\2\4\0", False),
+        (b"\1\0", True),
+        (b"\1\1", False),
+        (b"\1\x08", False),
+    ],
+)
+def test_a_frame_has_to_name_the_expected_message_of_its_schema_or_the_first(frame: bytes, fits: bool) -> None:
+    """confluent-kafka-python#1087, #1986: the last three are of early serializers in Python."""
+    value = b"\0\0\0\0\7" + frame + b"value"
+    assert strip_frame(b"value", [1, 2]) == b"value"
+    if fits:
+        assert strip_frame(value, [1, 2]) == b"value"
+        return
+    with pytest.raises(EnvelopeError, match="declare the type that is written") as raised:
+        strip_frame(value, [1, 2])
+    assert raised.value.reason is Reason.UNKNOWN_PAYLOAD_TYPE
+
+
+@pytest.mark.parametrize("indexes", [(0,), (1,), (2, 0, 1), (300, 70)])
+def test_a_frame_that_is_written_is_read(indexes: tuple[int, ...]) -> None:
+    assert strip_frame(b"\0\0\0\0\7" + frame_of(indexes) + b"value", indexes) == b"value"

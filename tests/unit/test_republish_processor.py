@@ -262,7 +262,7 @@ def test_the_event_time_of_a_redriven_record_is_that_of_the_rejected_one_however
     assert times == {None if stamp is None else stamp * 1_000}
 
 
-@pytest.mark.parametrize("frame", [b"", b"\0\0\0\0\x07\0", b"\0\0\0\0\x07\x02\x02"])
+@pytest.mark.parametrize("frame", [b"", b"\0\0\0\0\x07\0", b"\0\0\0\0\x07\x02\x04"])
 def test_a_protobuf_payload_is_parsed_its_framing_stripped_and_its_type_noted(frame: bytes) -> None:
     source = InputTopics(("legs",), Wrapping.NONE, Leg)
     (out,) = through(
@@ -277,6 +277,8 @@ def test_a_protobuf_payload_is_parsed_its_framing_stripped_and_its_type_noted(fr
 def test_a_payload_that_is_not_what_the_source_declares_is_refused() -> None:
     bare, wrapped = InputTopics(("legs",), Wrapping.NONE, Leg), InputTopics(("legs",), payload=Leg)
     assert refused(processor(source=bare), record(b"\xff\xff")).reason is Reason.BAD_PAYLOAD
+    framed = b"\0\0\0\0\7\2\2" + Leg(tail="N7").SerializeToString()  # the second message of its schema
+    assert refused(processor(source=bare), record(framed)).reason is Reason.UNKNOWN_PAYLOAD_TYPE
     assert refused(processor(source=wrapped), record()).reason is Reason.UNKNOWN_PAYLOAD_TYPE
 
 
