@@ -18,6 +18,7 @@ from aggregations.per_message.publishing import (
     item_index,
     output_of,
     payload_of,
+    time_to_send,
 )
 from aggregations.per_message.steps import called
 from envelope import EnvelopeError, Node
@@ -112,7 +113,7 @@ class _Fast:
             payload=payload,
             content_type=content_type,
             destination=topic,
-            event_time_us=rows.cell(schema.EVENT_TIME, row),
+            event_time_us=time_to_send(rows.cell(schema.EVENT_TIME, row), rows.cell(schema.TIMESTAMP, row)),
             key=key,
         ).SerializeToString()
         keyless = key is None or (record_key is None and chained)

@@ -292,12 +292,7 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
         from aggregations.engine.options import RunOptions
         from aggregations.spark.aggregator import Aggregator
 
-        if options is not None and fields:
-            raise FlowError(f"aggregator() takes options, or fields of RunOptions such as {min(fields)}=, not both")
-        known = [name for name in RunOptions.__dataclass_fields__ if name not in ("history", "rebuilding", "sends")]
-        if unknown := sorted(fields.keys() - {*known}):
-            raise FlowError(f"aggregator() has no option {unknown[0]}=; the options are {', '.join(known)}")
-        return Aggregator(self, options or RunOptions(**fields), progress=progress, planned=planned)
+        return Aggregator(self, RunOptions.given("aggregator", options, fields), progress=progress, planned=planned)
 
     def publish_states(self, topic: str, *, on: str = PublishOn.UPDATE) -> "Flow[T]":
         """Produce states of the previous stage as snapshots: the newest per key wins.

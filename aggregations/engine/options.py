@@ -87,6 +87,20 @@ class RunOptions:
     rebuilding: Rebuilding | None = None
     sends: bool = True
 
+    @classmethod
+    def given(cls, caller: str, options: "RunOptions | None", fields: Mapping[str, Any]) -> "RunOptions":
+        """The options that a caller got: as such, or as fields of their own.
+
+        Raises:
+            FlowError: Both were given, or there is no such option.
+        """
+        if options is not None and fields:
+            raise FlowError(f"{caller}() takes options, or fields of RunOptions such as {min(fields)}=, not both")
+        known = [name for name in cls.__dataclass_fields__ if name not in ("rebuilding", "sends")]
+        if unknown := sorted(fields.keys() - {*known}):
+            raise FlowError(f"{caller}() has no option {unknown[0]}=; the options are {', '.join(known)}")
+        return options or cls(**fields)
+
     @property
     def broker(self) -> KafkaSettings:
         """Settings of the Kafka cluster.

@@ -19,11 +19,12 @@ from persistence.kafka import KafkaSettings
 
 def run_local(
     flow: Flow[Any],
-    options: RunOptions,
+    options: RunOptions | None = None,
     *,
     progress: Callable[[Report], None] | None = None,
     planned: Callable[[Plan], None] | None = None,
     stop: threading.Event | None = None,
+    **fields: Any,
 ) -> Report:
     """Run a flow in this thread until it is stopped, or until it has caught up with the ends of the topic at its start.
 
@@ -38,6 +39,7 @@ def run_local(
         stop: Set it to end the run after the current batch, or while it waits for a server before its first batch. A
             batch that takes longer than 5 more seconds and has persisted nothing, or waits for a retry, is left to the
             next run.
+        fields: Fields of `RunOptions`, instead of `options`.
 
     Returns:
         The counts of all batches.
@@ -49,7 +51,7 @@ def run_local(
         RunRefusedError: It would be unsafe to continue.
         FlowError: The flow or its options cannot work.
     """
-    options = options.checked(flow)
+    options = RunOptions.given("run_local", options, fields).checked(flow)
     kafka, stop = options.broker, stop or threading.Event()
     try:
         opening = open_run(flow, options, planned=planned, stop=stop)

@@ -12,6 +12,7 @@ from aggregations.definition.expressions import key_bytes
 from aggregations.definition.flow import Publish
 from envelope import Envelope, EnvelopeError, Hop, Node, Position, Reason, Route, encode
 from envelope.redrive import HEALED, LATE
+from envelope.times import micros_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +145,15 @@ def _republished(element: Element[Any], step: Publish, key: bytes | None, topic:
         chain=(*element.chain, *_late(element, hop), hop),
         key=key,
         event_id=element.event_id,
-        event_time_us=element.event_time_us,
+        event_time_us=time_to_send(element.event_time_us, element.timestamp_ms),
         content_type=content_type,
         destination=topic,
     )
+
+
+def time_to_send(event_time_us: int, timestamp_ms: int) -> int | None:
+    """The event time that an output has: none if it is only that of a record without a timestamp, which Kafka shows as -1."""
+    return None if timestamp_ms < 0 and event_time_us == micros_of(timestamp_ms) else event_time_us
 
 
 def _late(element: Element[Any], hop: Hop) -> tuple[Hop, ...]:

@@ -43,7 +43,7 @@ _starting: Final = threading.Lock()
 
 def run_flow(
     flow: Flow[Any],
-    options: RunOptions,
+    options: RunOptions | None = None,
     *,
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
@@ -52,6 +52,7 @@ def run_flow(
     planned: Callable[[Plan], None] | None = None,
     stop: threading.Event | None = None,
     checkpoint: str | None = None,
+    **fields: Any,
 ) -> Report:
     """Run a flow on Spark until it is stopped, or until it has caught up with the ends of the topic at its start.
 
@@ -67,6 +68,7 @@ def run_flow(
             batch that takes longer than 5 more seconds, or waits for a retry, is left to the next run.
         checkpoint: Directory of Spark's checkpoint; None for a temporary one. Progress is in the stores: whatever
             happens to the checkpoint, no record is lost or folded twice.
+        fields: Fields of `RunOptions`, instead of `options`.
 
     Returns:
         The counts of all batches.
@@ -80,7 +82,7 @@ def run_flow(
         TasksLostError: Spark lost tasks repeatedly, or Spark itself ended.
     """
     settings = {**(conf or {}), **submitted()}
-    bound = check_given(flow, options, master_of(master, settings), conf=settings)
+    bound = check_given(flow, RunOptions.given("run_flow", options, fields), master_of(master, settings), conf=settings)
     _ = bound.broker
     stop = stop or threading.Event()
     aggregator = Aggregator(flow, bound, progress=progress, planned=planned, stop=stop)

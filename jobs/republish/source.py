@@ -123,7 +123,8 @@ class ValueOpener:
     def __init__(self, source: InputTopics, limits: Limits = DEFAULT_LIMITS) -> None:
         self._limits = limits
         self._parse = _parser(source.payload)
-        self._type, self._indexes = "", (0,)
+        self._type = ""
+        self._indexes: tuple[int, ...] = (0,)
         if isinstance(source.payload, type) and issubclass(source.payload, Message):
             self._type, self._indexes = source.payload.DESCRIPTOR.full_name, indexes_of(source.payload.DESCRIPTOR)
         self._wrapping = source.wrapping
@@ -171,7 +172,7 @@ class ValueOpener:
             )
         payload = self._unframed(value)
         record.message = message = self._begun(payload, record.key, record.headers)
-        if timestamp_ms is not None and not message.HasField("event_time_us"):
+        if timestamp_ms is not None and timestamp_ms >= 0 and not message.HasField("event_time_us"):
             message.event_time_us = micros_of(timestamp_ms)
         if self._type and not message.payload_type:
             message.payload_type = self._type

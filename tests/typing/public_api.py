@@ -219,7 +219,6 @@ def on_spark(stop: threading.Event) -> int:
     RunOptions(kafka="broker:9092")  # type: ignore[arg-type]
     RunOptions(kafka)  # type: ignore[call-arg]
     run_flow(summed, kafka)  # type: ignore[arg-type]
-    run_flow(summed, kafka=kafka)  # type: ignore[call-arg]
     options = RunOptions(kafka=kafka, stores=bind(summed, {}), until_caught_up=True)
     options.group = "lag"  # type: ignore[misc]
     return run_flow(summed, options, stop=stop).records

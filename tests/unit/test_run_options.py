@@ -67,3 +67,15 @@ def test_what_is_bound_and_checked_is_the_same_when_it_is_checked_again() -> Non
 def test_options_can_be_sent_to_another_process() -> None:
     options = RunOptions(kafka=KAFKA, stores="lmdb:///all", rebuilding=REBUILDING).bound(FLOW)
     assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_a_runner_takes_options_or_their_fields() -> None:
+    options = RunOptions(stores="memory://a", max_records=7)
+    assert RunOptions.given("run_local", options, {}) is options
+    assert RunOptions.given("run_local", None, {"stores": "memory://a", "max_records": 7}) == options
+    with pytest.raises(
+        FlowError, match=r"run_local\(\) takes options, or fields of RunOptions such as stores=, not both"
+    ):
+        RunOptions.given("run_local", options, {"stores": "memory://b"})
+    with pytest.raises(FlowError, match=r"run_flow\(\) has no option store=; the options are kafka, stores"):
+        RunOptions.given("run_flow", None, {"store": "memory://b"})
