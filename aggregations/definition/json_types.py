@@ -35,6 +35,7 @@ _BITS: dict[type[pl.DataType], int] = {
 }
 _PYTHON: dict[object, type[pl.DataType]] = {int: pl.Int64, float: pl.Float64, str: pl.String, bool: pl.Boolean}
 _SCALARS: dict[type[pl.DataType], Any] = {pl.Float64: float, pl.String: str, pl.Boolean: bool}
+_UNREADABLE = re.compile(r'[\x00-\x1f"\\\ud800-\udfff]')
 _TOKENS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 
 
@@ -52,7 +53,7 @@ def json_type(name: str, declared: Any) -> pl.DataType:
         return pl.List(json_type(f"{name}[]", declared[0]))
     if isinstance(declared, Mapping) and declared:
         for field in declared:
-            check_type(f"column {name!r}: the name of a field", field, str, "text")
+            check_name(f"column {name!r}: the name of a field", field)
         return pl.Struct({field: json_type(f"{name}.{field}", kind) for field, kind in declared.items()})
     dtype = _PYTHON.get(declared) if isinstance(declared, type) else declared
     dtype = declared if dtype is None else dtype
@@ -63,6 +64,8 @@ def json_type(name: str, declared: Any) -> pl.DataType:
         case pl.Array() if dtype.size > 0:
             return pl.Array(json_type(f"{name}[]", dtype.inner), dtype.size)
         case pl.Struct() if dtype.fields:
+            for one in dtype.fields:
+                check_name(f"column {name!r}: the name of a field", one.name)
             return pl.Struct({field.name: json_type(f"{name}.{field.name}", field.dtype) for field in dtype.fields})
         case pl.DataType() if type(dtype) in _BITS or type(dtype) in _SCALARS:
             return dtype
@@ -70,6 +73,21 @@ def json_type(name: str, declared: Any) -> pl.DataType:
         f"column {name!r}: {declared!r} cannot be read from JSON; use an integer, Float64, String, Boolean, a list of these "
         "([str]) or an object ({'field': str})"
     )
+
+
+def check_name(what: str, name: object) -> None:
+    """Check that polars and msgspec can read a field of this name.
+
+    Raises:
+        FlowError: They cannot.
+    """
+    check_type(what, name, str, "text")
+    assert isinstance(name, str)
+    if not name or _UNREADABLE.search(name):
+        raise FlowError(
+            f"{what} is {name!r}: a field without a name, or with a quote, a backslash, a control character or half of a "
+            "surrogate pair in its name cannot be read. Rename it upstream; fields that are not declared are ignored"
+        )
 
 
 def struct_of(fields: Sequence[tuple[str, pl.DataType]]) -> type[msgspec.Struct]:

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 
 from aggregations.definition import protobuf
 from aggregations.definition.arguments import check_type
-from aggregations.definition.json_types import is_too_deep, json_type, plain, struct_of
+from aggregations.definition.json_types import check_name, is_too_deep, json_type, plain, struct_of
 from aggregations.definition.protobuf import MessageType
 from aggregations.errors import FlowError
 from envelope import EnvelopeError, Reason
@@ -82,7 +82,7 @@ class Json:
         columns: Name to type.
 
     Raises:
-        FlowError: A name is not text, or a type is not one of these.
+        FlowError: A name cannot be read, or a type is not one of these.
     """
 
     columns: tuple[tuple[str, pl.DataType], ...]
@@ -90,7 +90,7 @@ class Json:
     def __init__(self, columns: Mapping[str, Any]) -> None:
         check_type("Json()", columns, Mapping, 'a mapping of column names to types, such as {"order": str}')
         for name in columns:
-            check_type("Json(): the name of a column", name, str, "text")
+            check_name("Json(): the name of a column", name)
         object.__setattr__(self, "columns", tuple((name, json_type(name, kind)) for name, kind in columns.items()))
 
     @property

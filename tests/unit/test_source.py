@@ -183,6 +183,11 @@ def test_a_topic_is_picklable_and_equal_by_content_whatever_module_its_class_cam
         (lambda: Topic("legs", Leg, envelope="no"), "envelope= takes True or False; got str"),  # type: ignore[arg-type]
         (lambda: Json({"a": pl.Date}), "Float64"),
         (lambda: Json([("a", int)]), r"Json\(\) takes a mapping of column names.*got list"),  # type: ignore[arg-type]
+        (lambda: Json({"": int}), "the name of a column is '': a field without a name"),  # polars#8955
+        (lambda: Json({'a"b': int}), "the name of a column is 'a\"b': a field without a name, or with a quote"),
+        (lambda: Json({"a": {"b\\c": int}}), "column 'a': the name of a field is .*Rename it upstream"),
+        (lambda: Json({"a": [pl.Struct({"b\n": pl.Int64})]}), "the name of a field is .*control character"),
+        (lambda: Json({"\ud800": int}), "surrogate"),
         (lambda: Json({3: int}), "the name of a column takes text; got int"),  # type: ignore[dict-item]
         (lambda: Json({"a": {3: int}}), "column 'a': the name of a field takes text; got int"),
     ],
