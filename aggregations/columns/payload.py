@@ -96,7 +96,8 @@ def _protobuf(payload: Protobuf, columns: frozenset[str] | None) -> PayloadColum
             batch, good = handler.array_to_record_batch(pa.array([], pa.binary())), ~good & good
         frame = pl.from_arrow(_wanted(batch, message))
         assert isinstance(frame, pl.DataFrame)
-        return frame, good
+        wide = {name: _widened(kind) for name, kind in frame.schema.items() if _widened(kind) != kind}
+        return frame.cast(wide) if wide else frame, good  # type: ignore[arg-type]  # polars' own types
 
     return read
 
@@ -115,6 +116,18 @@ def _unframed(payloads: Spans, tail: bytes) -> Spans:
     starts[rows] += size
     lengths[rows] -= size
     return Spans(payloads.data, starts, lengths)
+
+
+def _widened(kind: Any) -> Any:
+    """A type with 64-bit floating-point numbers in place of those with 32 bits."""
+    match kind:
+        case pl.Float32():
+            return pl.Float64()
+        case pl.List():
+            return pl.List(_widened(kind.inner))
+        case pl.Struct():
+            return pl.Struct({one.name: _widened(one.dtype) for one in kind.fields})
+    return kind
 
 
 def _wanted(found: Any, message: Any) -> Any:
@@ -182,7 +195,7 @@ def _column(field: Any, data: Any, numbers: Ints, sizes: Ints) -> pl.Series:
     if isinstance(kind, pa.DataType):
         series = _series(Spans(data, numbers, np.maximum(sizes - 1, 0)).array(kind))
     elif kind is np.float32:
-        series = pl.Series(numbers.astype(np.uint32).view(kind))
+        series = pl.Series(numbers.astype(np.uint32).view(kind).astype(np.float64))
     elif kind is np.float64:
         series = pl.Series(np.ascontiguousarray(numbers).view(kind))
     else:

@@ -35,7 +35,7 @@ _SCALARS: dict[int, pl.DataType] = {
     _F.TYPE_FIXED32: pl.UInt32(),
     _F.TYPE_UINT64: pl.UInt64(),
     _F.TYPE_FIXED64: pl.UInt64(),
-    _F.TYPE_FLOAT: pl.Float32(),
+    _F.TYPE_FLOAT: pl.Float64(),  # as Python reads it: functions and expressions compare the same number
     _F.TYPE_DOUBLE: pl.Float64(),
     _F.TYPE_BOOL: pl.Boolean(),
     _F.TYPE_STRING: pl.String(),

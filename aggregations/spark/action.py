@@ -233,5 +233,5 @@ def reason_of(text: str) -> str:
     """The first line of Spark's error text, or the last line of a Python traceback in it; stack traces follow."""
     before = text.strip().partition("\n\tat ")[0]
     first, _, python = before.partition("Traceback (most recent call last):")
-    line = (python or first).strip().splitlines() or ["no reason given"]
-    return line[-1 if python else 0][:300]
+    lines = [one for one in (python or first).strip().splitlines() if not one.strip().startswith("SQLSTATE:")]
+    return (lines or ["no reason given"])[-1 if python else 0].strip()[:300]

@@ -7,7 +7,9 @@ from functools import partial, reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 
 from aggregations.definition.flow import Flow
 from aggregations.engine.clients import close_own, of_own, use_own
@@ -17,13 +19,13 @@ from aggregations.engine.options import RunOptions
 from aggregations.engine.probe import holds_records
 from aggregations.engine.ranges import Range, before, within
 from aggregations.engine.retry import StoppedError
-from aggregations.errors import RunRefusedError, TasksLostError
+from aggregations.errors import FlowError, RunRefusedError, TasksLostError
 from aggregations.report import Report
 from aggregations.run.deliveries import Delivered, contradictions, gaps, missing, new
 from aggregations.run.plan import grown
 from aggregations.run.risks import refuse
 from aggregations.run.turns import batch_to_repeat, unfinished_places
-from aggregations.spark.action import Action
+from aggregations.spark.action import Action, lost
 from aggregations.spark.gather import gather, without_place
 from envelope import TopicPartition
 
@@ -92,10 +94,15 @@ class StreamRun:
         Raises:
             RunRefusedError: Offsets are missing before them.
             StoppedError: The run was stopped before everything was committed.
+            FlowError: Workers cannot import what they need.
         """
-        gathered = gather(
-            rows, self._flow.name, self.action.routes, topics=self._flow.topics, headers=self._flow.reads_headers
-        )
+        flow = self._flow
+        try:
+            gathered = gather(rows, flow.name, self.action.routes, topics=flow.topics, headers=flow.reads_headers)
+        except (Py4JError, PySparkException) as error:
+            if isinstance(reason := lost(str(error)), FlowError):
+                raise reason from error
+            raise  # of the DataFrame's source, which its user knows
         try:
             self.engine.batches.check_topics()  # only now: if a topic is still the driver's, the rows belong to it
             self._check(gathered.delivered)

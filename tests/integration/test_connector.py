@@ -65,7 +65,7 @@ def test_a_flow_behind_the_connector_is_exact_though_it_is_killed(
         ended = subprocess.run(
             [sys.executable, "-m", "tests.support.run_connector", json.dumps(given)],
             cwd=ROOT,
-            env={**os.environ, SPEC: fault, "PYTHONPATH": python_path(ROOT)},
+            env={**os.environ, SPEC: fault, "PYTHONPATH": python_path(ROOT), "PYSPARK_PYTHON": sys.executable},
             stderr=subprocess.PIPE,
             text=True,
             check=False,

@@ -3,7 +3,7 @@
 import json
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -249,6 +249,21 @@ def test_rows_that_cannot_be_used_are_refused_in_a_sentence(
     with pytest.raises((FlowError, RunRefusedError), match=text):
         flow.aggregator(stores=store).fold(wrong(sql, kind))
     assert results(flow, store, "aircraft") == {}
+
+
+def test_workers_without_a_module_are_explained_in_a_sentence(sql: SparkSession, store: str) -> None:
+    def imports(batches: Iterator[Any]) -> Iterator[Any]:
+        import no_such_module  # type: ignore[import-not-found]  # noqa: F401
+
+        yield from batches
+
+    rows = frame(sql, records(legs(4)))
+    with fleet("legs").aggregator(stores=store) as aggregator:
+        with pytest.raises(
+            FlowError, match=r"No module named 'no_such_module'\. Workers run the Python that PYSPARK_PYTHON"
+        ):
+            aggregator(rows.mapInArrow(imports, rows.schema), 0)
+    assert results(fleet("legs"), store, "aircraft") == {}
 
 
 def test_a_single_row_of_an_archive_without_an_offset_is_refused(sql: SparkSession, store: str) -> None:
