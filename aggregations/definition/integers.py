@@ -1,14 +1,18 @@
-"""Integers in expressions: computed in 64 bits; overflow is detected and never wraps.
+"""Numbers in expressions: what a row gives depends on that row alone, and integers never wrap.
 
 Polars computes in the type of its operands and wraps silently: a product of two 32-bit columns, a difference
 of unsigned columns. This module computes every integer operation of an expression in a wider type and converts the
 result to a signed 64-bit integer; a row whose result does not fit is marked.
+
+Polars divides one value, and multiplies several by the reciprocal of a constant: `col("v") / 49` of 49 is 1.0 in a frame
+of one row, and 0.9999999999999999 beside another one. Powers also have a way of their own for one value. So constants
+that values are divided by are repeated for every row, and no frame has only one.
 """
 
 import io
 import json
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, reduce
 from typing import Any, NamedTuple, TypeAlias
 
@@ -23,11 +27,14 @@ LEFT_64_BITS = "an integer in an expression exceeds 64 bits"
 
 _LOW, _HIGH, _UNSIGNED = -(2**63), 2**63 - 1, 2**64 - 1
 _OPERATIONS = frozenset({"Plus", "Minus", "Multiply", "FloorDivide", "Modulus"})
+_DIVISIONS = frozenset({"TrueDivide", "FloorDivide", "Modulus"})
 _FUNCTIONS = frozenset({"Abs", "Negate", "Pow", "SumHorizontal", "MeanHorizontal"})
 _OF_LISTS = frozenset({"Sum", "Diff"})
 # The sum, difference or quotient of two values of these types fits into 64 bits.
 _NARROW = frozenset({pl.Int8, pl.Int16, pl.Int32, pl.UInt8, pl.UInt16, pl.UInt32, pl.Boolean, pl.Null})
 _WIDER = frozenset({pl.Int128, getattr(pl, "UInt128", pl.Int128)})
+_LATER_ROW = pl.int_range(pl.len(), dtype=pl.Int64) > 0
+"""False in the first row only: a choice by what is true in all rows is a constant for polars."""
 _HEIGHT, _OVERFLOW = "\0height", "\0overflow"  # not valid as names of a message's columns
 # Above this estimate a power may exceed even 128 bits.
 _POWER = 2.0**64
@@ -40,10 +47,12 @@ class Exact(NamedTuple):
         value: The expression; its integer operations return Int64, or null in rows where one overflows.
         overflow: Boolean, never null: whether an operation overflowed that the row's result depends on. None if no
             overflow is possible.
+        paired: It has to be evaluated for two rows at least.
     """
 
     value: pl.Expr
     overflow: pl.Expr | None = None
+    paired: bool = False
 
 
 def exact(expr: pl.Expr, dtypes: Mapping[str, pl.DataType]) -> Exact:
@@ -71,6 +80,16 @@ def select_exact(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tuple[pl
         Exception: Any error of polars if it cannot evaluate an expression for a row, and `FlowError`.
     """
     found = {name: exact(one, frame.schema) for name, one in wanted.items()}
+    if not (frame.width and any(one.paired for one in found.values())):
+        return _selected(frame, found)
+    if frame.height == 1:
+        values, overflows = _selected(pl.concat([frame, frame.clear(1)], rechunk=True), found)
+        return values.head(1), None if overflows is None else overflows.head(1)
+    # Polars may keep a column of equal values as a constant; a series is none.
+    return _selected(pl.DataFrame(frame.get_columns()), found)
+
+
+def _selected(frame: pl.DataFrame, found: Mapping[str, Exact]) -> tuple[pl.DataFrame, pl.Series | None]:
     overflow = _either(*(one.overflow for one in found.values()))
     # The extra column keeps the height if every expression is a literal.
     selection = [pl.int_range(pl.len()).alias(_HEIGHT), *(one.value.alias(name) for name, one in found.items())]
@@ -89,10 +108,15 @@ def _exact(serialized: bytes, dtypes: tuple[tuple[str, pl.DataType], ...]) -> Ex
         warnings.simplefilter("ignore")
         of = pl.Expr.deserialize(io.BytesIO(serialized))
         tree = json.loads(of.meta.serialize(format="json"))
-        if not _computes(tree):
-            return Exact(of)
+        divides, computes = _contains(tree, _divides), _computes(tree)
+        paired = divides or _contains(tree, _is_power)
+        if not (divides or computes):
+            return Exact(of, paired=paired)
+        tree = _repeating(tree)
+        if not computes:
+            return Exact(_expression(tree), paired=paired)
         tree, overflow = _Rewriting(dict(dtypes)).of(tree)
-        return Exact(_expression(tree), overflow)
+        return Exact(_expression(tree), overflow, paired)
 
 
 class _Rewritten(NamedTuple):
@@ -246,6 +270,54 @@ def _narrowed(tree: Tree, overflow: pl.Expr | None, *, safe: bool) -> _Rewritten
     return _Rewritten(_tree(value), _either(overflow, value.is_null() & wide.is_not_null()))
 
 
+def _divides(name: str, below: Tree) -> bool:
+    return name == "op" and below in _DIVISIONS
+
+
+def _is_power(name: str, below: Tree) -> bool:
+    return name == "function" and _named(below)[0] == "Pow"
+
+
+def _contains(tree: Tree, wanted: Callable[[str, Tree], bool]) -> bool:
+    """Whether a node of a serialized expression is as wanted, by its name and what is below it."""
+    if isinstance(tree, dict):
+        return any(
+            wanted(name, below) or (name not in ("Literal", "Column") and _contains(below, wanted))
+            for name, below in tree.items()
+        )
+    return isinstance(tree, list) and any(_contains(one, wanted) for one in tree)
+
+
+def _is_constant(tree: Tree) -> bool:
+    """Whether it reads no column, and no element of a list."""
+    if isinstance(tree, dict):
+        return all(
+            name == "Literal" or (name not in ("Column", "Field") and _is_constant(below))
+            for name, below in tree.items()
+        )
+    return all(map(_is_constant, tree)) if isinstance(tree, list) else tree not in ("Element", "Len")
+
+
+def _repeating(tree: Tree) -> Tree:
+    """The expression with each constant that it divides, or divides by, repeated for every row."""
+    if isinstance(tree, list):
+        return [_repeating(one) for one in tree]
+    if not isinstance(tree, dict) or not _contains(tree, _divides):
+        return tree
+    found = {name: below if name in ("Literal", "Column") else _repeating(below) for name, below in tree.items()}
+    if "Eval" in found and _contains(found["Eval"].get("evaluation"), _is_power):
+        raise FlowError("an expression divides and computes powers inside lists; pass a plain function instead")
+    match found:
+        case {"BinaryExpr": {"left": left, "op": op, "right": right}} if op in _DIVISIONS:
+            operands = {"left": left, "right": right}
+            if _is_constant(left) != _is_constant(right):
+                name = "left" if _is_constant(left) else "right"
+                constant = _expression(operands[name])
+                operands[name] = _tree(pl.when(_LATER_ROW).then(constant).otherwise(constant))
+            return {"BinaryExpr": {**found["BinaryExpr"], **operands}}
+    return found
+
+
 def _computes(tree: Tree) -> bool:
     """Whether it contains an operation that may wrap."""
     if isinstance(tree, dict):
@@ -315,7 +387,7 @@ def _expression(tree: Tree) -> pl.Expr:
     except pl.exceptions.ComputeError as error:
         # JSON supports neither.
         raise FlowError(
-            "an expression computes with integers and contains NaN or infinity; use is_nan() or is_infinite()"
+            "an expression divides or computes with integers, and contains NaN or infinity; use is_nan() or is_infinite()"
         ) from error
 
 
