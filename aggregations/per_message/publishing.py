@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import msgspec
 import polars as pl
 
 from aggregations.definition.element import Element
@@ -13,6 +12,7 @@ from aggregations.definition.flow import Publish
 from envelope import Envelope, EnvelopeError, Hop, Node, Position, Reason, Route, encode
 from envelope.redrive import HEALED, LATE
 from envelope.times import micros_of
+from persistence.finite_json import json_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def payload_of(step: Publish, element: Element[Any]) -> tuple[bytes, str]:
     """Payload and content type of an output."""
     if step.value is not None:
         return step.value(element), ""
-    return msgspec.json.encode(element.value), "application/json"
+    return json_of(element.value), "application/json"
 
 
 def _republished(element: Element[Any], step: Publish, key: bytes | None, topic: str) -> Envelope:

@@ -3,15 +3,15 @@
 import re
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
+from envelope import EnvelopeError
 from envelope.event_ids import EventIds
 from jobs.copying.counts import CopyStatistics
 from jobs.copying.source import ItemWriter, Output, Position, Read, SourceError, Task, changed
+from persistence.finite_json import json_of
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _FETCH: Final = 1_000
@@ -89,7 +89,7 @@ class QueryRows:
             self._rows = self._selected()
         for value, row in self._rows:
             place = f"row {self._count} in the order of {self._column}"
-            outputs.append(self._writer.write(msgspec.json.encode(row), self._count, place, lambda fields=row: fields))  # type: ignore[misc]
+            outputs.append(self._writer.write(_json(row, place), self._count, place, lambda fields=row: fields))  # type: ignore[misc]
             self._after = value
             self._count += 1
             if len(outputs) == most:
@@ -140,7 +140,7 @@ class QueryRows:
         if at is None:
             raise SourceError(f"the query has no column {self._column}", f"It has {', '.join(names)}")
         held: tuple[Any, dict[str, Any]] | None = None
-        while fetched := cursor.fetchmany(_FETCH):
+        while fetched := self._fetched(cursor):
             for row in fetched:
                 value = row[at]
                 if isinstance(value, bool) or not isinstance(value, int | str):
@@ -161,6 +161,30 @@ class QueryRows:
             self._connection.rollback()  # the next select sees later rows
         if held is not None:
             yield held
+
+    def _fetched(self, cursor: Any) -> Sequence[Any]:
+        try:
+            return cursor.fetchmany(_FETCH)  # type: ignore[no-any-return]  # DB-API has no types
+        except Exception as error:  # DB-API has a class of errors for each driver
+            raise SourceError(
+                f"the rows after {self._column} {self._after!r} cannot be read: {error}",
+                "Try the query in the database's own client; convert columns that the driver cannot read (CAST)",
+            ) from error
+
+
+def _json(row: dict[str, Any], place: str) -> bytes:
+    try:
+        return json_of(row)
+    except (EnvelopeError, TypeError, ValueError, OverflowError, RecursionError):
+        for name, value in row.items():
+            try:
+                json_of(value)
+            except (EnvelopeError, TypeError, ValueError, OverflowError, RecursionError):
+                what = f"a value of type {type(value).__name__} that JSON does not have"
+                raise SourceError(
+                    f"{place}: column {name} has {what}", "Convert it in the query (CAST, COALESCE)"
+                ) from None
+        raise
 
 
 def _sqlite(path: str | Path) -> Callable[[], sqlite3.Connection]:

@@ -4,6 +4,7 @@ import json
 import sqlite3
 import sys
 from contextlib import closing
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from envelope import decode
 from jobs.copying import FileLines, QueryRows
+from jobs.copying.query import _json
 from jobs.copying.source import SourceError, Task
 from persistence.kafka import KafkaSettings
 from tests.support.dbapi import STYLES, driver
@@ -78,3 +80,31 @@ def test_a_style_that_python_does_not_know_is_refused_with_those_that_it_knows(s
     _, connect = driver("dollar", sales)
     with pytest.raises(SourceError, match=r"unknown paramstyle dollar\. Give one of qmark, format"):
         QueryRows(connect, "SELECT * FROM sales", "number", paramstyle="dollar").open(TASK, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (
+            "9e999",
+            r"row 1 in the order of number: column x has a value of type float that JSON does not have\. Convert it",
+        ),
+        ("CAST(x'ff' AS TEXT)", r"the rows after number .* cannot be read: Could not decode to UTF-8 .*CAST"),
+    ],
+)
+def test_a_row_that_cannot_be_written_is_named_with_the_remedy(value: str, why: str, sales: Path) -> None:
+    """orjson#441: an infinity was copied as null. A text of other bytes ended with a stack trace."""
+    query = f"SELECT number, CASE number WHEN 2 THEN {value} ELSE 1 END AS x FROM sales"
+    source = QueryRows(str(sales), query, "number")
+    source.open(TASK, None)
+    with closing(source), pytest.raises(SourceError, match=why):
+        source.read(10)
+
+
+def test_a_decimal_of_a_driver_is_copied_and_an_unknown_type_is_named(sales: Path) -> None:
+    class Odd:
+        pass
+
+    with pytest.raises(SourceError, match=r"row 0: column b has a value of type Odd that JSON does not have"):
+        _json({"a": Decimal("1.10"), "b": Odd()}, "row 0")
+    assert json.loads(_json({"a": Decimal("1.10"), "n": None}, "row 0")) == {"a": "1.10", "n": None}
