@@ -127,7 +127,7 @@ class Quantiles(SequenceAggregate):
     def prepared(self, values: pl.Series) -> Sequence[Any]:
         """The values as an array: of integers if a floating-point number could round one of them."""
         floats = values.cast(pl.Float64)
-        if values.dtype.is_integer() and floats.abs().max() >= _ROUNDED:  # type: ignore[operator]  # not empty
+        if values.dtype.is_integer() and (floats.abs() >= _ROUNDED).any():
             return values.to_numpy(writable=True)  # type: ignore[return-value]  # an array is a sequence
         return floats.to_numpy(writable=True)  # type: ignore[return-value]
 
