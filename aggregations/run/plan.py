@@ -159,6 +159,15 @@ def plan(
                 )
             )
             offset = low
+        elif offset is None and progress and low > 0:
+            findings.append(
+                unsafe(
+                    Risk.LOST_RECORDS,
+                    f"flow {flow}: {place} was added since the flow began and was never read, but its log begins at {low}: {low} "
+                    "offsets were deleted unread",
+                    "Restore them from a copy of the topic, or accept the loss",
+                )
+            )
         if offset is not None and offset > high:
             findings.append(
                 unsafe(

@@ -128,14 +128,18 @@ class TopicRecords:
                 low = marks[envelope.TopicPartition(name, partition)].low
                 if offsets and partition not in offsets:
                     continue
-                self._add(name, partition, max(offsets.get(partition, low), low))
-                if (lost := low - offsets.get(partition, low)) > 0:
-                    self._expired += lost
-                    _LOG.warning("%s:%d: retention deleted %d offsets before they were copied", name, partition, lost)
+                self._add_above(name, partition, offsets.get(partition, low), low)
             if offsets and len(offsets) < fact.partitions:
                 self._wait_for(name, fact.partitions)
         if self._task.until_caught_up:
             self._ends = {place: mark.high for place, mark in marks.items()}
+
+    def _add_above(self, topic: str, partition: int, offset: int, low: int) -> None:
+        """Read a partition from an offset on, or from the beginning of its log if this is later."""
+        self._add(topic, partition, max(offset, low))
+        if (lost := low - offset) > 0:
+            self._expired += lost
+            _LOG.warning("%s:%d: retention deleted %d offsets before they were copied", topic, partition, lost)
 
     def _add(self, topic: str, partition: int, offset: int) -> None:
         self._next[topic, partition] = offset
@@ -260,8 +264,9 @@ class TopicRecords:
             if all(self._next[place] >= end for place, end in ends.items()):
                 del self._waiting[name]
                 new = [(name, one) for one in range(partitions) if (name, one) not in self._next]
-                for _, partition in new:
-                    self._add(name, partition, 0)
+                marks = self._topics.marks([name])
+                for _, partition in new:  # nobody has read them: they begin at 0
+                    self._add_above(name, partition, 0, marks[envelope.TopicPartition(name, partition)].low)
                 self._read_from([*self._next])
 
     def _read_from(self, places: Sequence[tuple[str, int]]) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from envelope import Envelope, encode
 from envelope.deadletter import DeadLetterHeaders
@@ -239,6 +241,30 @@ def test_new_partitions_are_copied_after_the_old_ones(
         numbers = [int(one.payload) for one in got if one.key == key]
         # A key that moved from one of the old partitions to the other has no order: both are read at once.
         assert numbers == sorted(numbers) or (before != after and after < 2)
+
+
+def test_what_an_added_partition_lost_before_it_was_copied_is_counted(
+    settings: KafkaSettings, topic: Make, topics: Topics, positions: str, name: str
+) -> None:
+    """SPARK-17346: such a copy began the partition at offset 0, and ended at every start."""
+    source, target = topic(1, "in"), topic(1, "out")
+    raw = InputTopics.of(source, "raw")
+
+    def copied() -> tuple[int, int]:
+        done = Copy(name, TopicRecords(raw), target, settings, positions=positions).run(until_caught_up=True)
+        return done.read, done.expired
+
+    produce(settings, source, [(b"a", b"%d" % n) for n in range(5)])
+    assert copied() == (5, 0)
+    topics.add_partitions(source, 2)
+    added = Producer(settings.client())
+    for n in range(5, 15):
+        added.produce(source, b"%d" % n, b"b", partition=1)
+    assert added.flush(30) == 0
+    admin = AdminClient(settings.client())
+    admin.delete_records([TopicPartition(source, 1, 4)])[TopicPartition(source, 1)].result(30)
+    assert [copied(), copied()] == [(6, 4), (0, 0)]
+    assert sorted(int(one.payload) for one in written(settings, target)) == [*range(5), *range(9, 15)]
 
 
 def test_a_growing_source_is_followed(

@@ -51,6 +51,16 @@ def test_retention_that_has_passed_the_manifest_is_a_risk_and_the_start_is_where
     assert found.partitions[0].start == 50
 
 
+@pytest.mark.parametrize(("stored", "lost"), [(manifest(40), ["lost-records"]), (None, [])])
+def test_what_an_added_partition_lost_before_it_was_read_is_a_risk(stored: Manifest | None, lost: list[str]) -> None:
+    """SPARK-17346: nobody has read it, so it begins at offset 0. A flow that never ran begins where each log does."""
+    found = plan("flow", stored, [("s", stored)], Broker("t", "one", {0: (0, 100), 1: (4, 10)}))
+    assert risks(found.findings) == lost
+    assert all("t:1 was added since the flow began and was never read" in one.what for one in found.findings)
+    assert all("4 offsets were deleted unread" in one.what for one in found.findings)
+    assert found.starts[1] == 4
+
+
 def test_a_manifest_beyond_the_end_of_the_log_is_a_risk() -> None:
     found = planned(manifest(140))
     assert risks(found.findings) == ["beyond-end"]
