@@ -43,6 +43,11 @@ class Expiring:
         """Rows of one key after the other, those of a key in the order of their partition's log."""
         return rows[np.lexsort((self._reached[rows], self._codes[rows]))]
 
+    def disordered(self, rows: Ints) -> Mask:
+        """Rows of a key that are folded in another order than that of their positions, which `rows` are in."""
+        elsewhere = rows != self.in_order(rows)
+        return np.isin(self._codes, self._codes[rows[elsewhere]])
+
     def after(self, folded: Folded, rows: Ints) -> tuple[Folded, Mapping[int, int]]:
         """The states with their latest event times, and the due times of those that changed, by key.
 

@@ -25,7 +25,7 @@ from aggregations.columns.judge import HistoryLimits, Judged, judge
 from aggregations.columns.lane_names import LaneNames, known_names
 from aggregations.columns.latest import fold_latest
 from aggregations.columns.made import made_inputs
-from aggregations.columns.order import positions_of
+from aggregations.columns.order import fold_order, positions_of
 from aggregations.columns.record_text import TEXT, Form
 from aggregations.columns.records import StoredStates, encoded, form_of
 from aggregations.columns.sessions import NO_DUES, Groups, SessionGroups
@@ -145,6 +145,9 @@ class ColumnarFold:
         if expiry is not None:
             self._expiring = Expiring(expiry, self.frame, self.codes, before)
             exotic = exotic | self._expiring.may_expire()
+            if isinstance(fold, Fields) and any(field.ordered for field in fold.fields.values()):
+                by_position = fold_order(self.codes, entering.positions, entering.lanes, entering.places)
+                exotic = exotic | self._expiring.disordered(by_position)
         judged = judge(
             self.codes,
             entering.lanes,

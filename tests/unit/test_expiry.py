@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from aggregations.definition.aggregates import count
+from aggregations.definition.aggregates import count, first, last
+from aggregations.definition.aggregates_exact import collect
 from aggregations.definition.element import Record
 from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
@@ -193,3 +194,42 @@ def test_a_store_notes_few_due_times_and_a_state_leaves_when_it_is_due(after: st
         for closing_us in (*times, *(time + expiry.seconds * 1_000_000 + delta for delta in range(-2, 3))):
             until = expiry.due_until(closing_us)
             assert (due <= until) == (noted <= until)
+
+
+@pytest.mark.parametrize("emits", [False, True])
+@pytest.mark.parametrize("together", [False, True])
+def test_ordered_fields_follow_positions_though_events_are_folded_as_they_are_in_the_log(
+    together: bool, emits: bool
+) -> None:
+    fields = Fields(last=last("v"), first=first("v"), all=collect("v", 1), n=count())
+    source = Topic("t", Json({"k": str, "v": str, "at": int}), time="at")
+    emit = Emit(last="new.last", n="new.n") if emits else None
+    one = Flow("ordered").source(source).aggregate("one", "k", fields, expire_after="1h", emit=emit)
+    both = Both(one.aggregate("all", "_key", Fields(seen=count())) if emits else one)
+    arrivals = [(10, "new", 100), (9, "old", 101), (12, "newest", 102), (11, "between", 103)]
+    records = [
+        Record(
+            "t",
+            0,
+            offset,
+            b"k",
+            encode(
+                Envelope(
+                    json.dumps({"k": "k", "v": v, "at": seconds * 1_000}).encode(),
+                    (Hop("raw", 0, root, via="rep", index=0, topic_id="R1"),),
+                    key=b"k",
+                )
+            ),
+            seconds * 1_000,
+            topic_id=TOPIC_ID,
+        )
+        for offset, (root, v, seconds) in enumerate(arrivals)
+    ]
+    for batch in [records] if together else [[one] for one in records]:
+        both.process(batch)  # and compares both paths
+    assert both.results("one")[b"k"] == {
+        "last": "newest",
+        "first": "old",
+        "all": {"values": ["old"], "dropped": 3},
+        "n": 4,
+    }
