@@ -17,8 +17,7 @@ def strip_frame(value: bytes, indexes: Sequence[int] | None = None) -> bytes:
     The frame is a zero byte, a 4-byte schema id and the message indexes: the place of the message type in its schema,
     as a zigzag varint count followed by that many zigzag varints, or a single zero for the first message. Early Python
     serializers wrote the indexes as plain varints, which shows where the count is odd; this is looked at if a type is
-    expected. No protobuf message begins with a
-    zero byte, so the detection is exact.
+    expected. No protobuf message begins with a zero byte, so the detection is exact.
 
     Args:
         value: The value.
@@ -54,21 +53,6 @@ def indexes_of(descriptor: Any) -> tuple[int, ...]:
     beside = descriptor.file.message_types_by_name.values() if parent is None else parent.nested_types
     own = [one.full_name for one in beside].index(descriptor.full_name)
     return (own,) if parent is None else (*indexes_of(parent), own)
-
-
-def frame_of(indexes: Sequence[int]) -> bytes:
-    """What follows the schema id in the frame of a message with these indexes."""
-    if [*indexes] == _FIRST:
-        return b"\0"
-    return b"".join(_zigzag(number) for number in (len(indexes), *indexes))
-
-
-def _zigzag(number: int) -> bytes:
-    number, found = number << 1, bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*found, number])
 
 
 def _varint(value: bytes, position: int) -> tuple[int, int]:

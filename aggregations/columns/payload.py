@@ -1,6 +1,6 @@
 """Payloads of a whole batch as columns."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
@@ -15,7 +15,8 @@ from aggregations.columns.arrays import Ints, Mask, Spans
 from aggregations.definition.json_types import SHALLOW_BYTES, plain
 from aggregations.definition.payloads import Json, Payload, Protobuf, Raw, decoded
 from aggregations.definition.protobuf import is_column, trimmed
-from envelope.framing import SCHEMA_ID_FRAME, frame_of
+from envelope.codec import varint
+from envelope.framing import SCHEMA_ID_FRAME
 
 PayloadColumns: TypeAlias = Callable[[Spans], tuple[pl.DataFrame, Mask]]
 """Takes payloads; returns the columns of those that could be read, and which these are."""
@@ -96,10 +97,15 @@ def _protobuf(payload: Protobuf, columns: frozenset[str] | None) -> PayloadColum
             batch, good = handler.array_to_record_batch(pa.array([], pa.binary())), ~good & good
         frame = pl.from_arrow(_wanted(batch, message))
         assert isinstance(frame, pl.DataFrame)
-        wide = {name: _widened(kind) for name, kind in frame.schema.items() if _widened(kind) != kind}
+        wide = {name: new for name, kind in frame.schema.items() if (new := _widened(kind)) != kind}
         return frame.cast(wide) if wide else frame, good  # type: ignore[arg-type]  # polars' own types
 
     return read
+
+
+def frame_of(indexes: Sequence[int]) -> bytes:
+    """What follows the schema id in Schema Registry's frame of a message with these indexes; see `strip_frame`."""
+    return b"\0" if [*indexes] == [0] else b"".join(varint(2 * number) for number in (len(indexes), *indexes))
 
 
 def _unframed(payloads: Spans, tail: bytes) -> Spans:

@@ -320,23 +320,15 @@ def _repeating(tree: Tree) -> Tree:
 
 def _computes(tree: Tree) -> bool:
     """Whether it contains an operation that may wrap."""
-    if isinstance(tree, dict):
-        for name, below in tree.items():
-            if name == "op" and below in _OPERATIONS:
-                return True
-            if name == "function" and _may_wrap(below):
-                return True
-            if name not in ("Literal", "Column") and _computes(below):
-                return True
-        return False
-    return isinstance(tree, list) and any(map(_computes, tree))
+    return _contains(
+        tree,
+        lambda name, below: (name == "op" and below in _OPERATIONS) or (name == "function" and _may_wrap(below)),
+    )
 
 
 def _chooses(tree: Tree) -> bool:
     """Whether it contains a choice between values."""
-    if isinstance(tree, dict):
-        return "Ternary" in tree or any(_chooses(below) for name, below in tree.items() if name != "Literal")
-    return isinstance(tree, list) and any(map(_chooses, tree))
+    return _contains(tree, lambda name, _: name == "Ternary")
 
 
 def _literal(tree: Tree) -> int | None:

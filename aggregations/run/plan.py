@@ -149,25 +149,19 @@ def plan(
         if begins is not None:
             offset, skipped = begins[partition], begins[partition] - low
         place = f"{broker.topic}:{partition}"
-        if offset is not None and offset < low:
+        read = 0 if offset is None and progress else offset
+        if read is not None and read < low:
+            state = f"is folded up to {read}"
+            if offset is None:
+                state = "was added since the flow began and was never read"
             findings.append(
                 unsafe(
                     Risk.LOST_RECORDS,
-                    f"flow {flow}: {place} is folded up to {offset}, but its log begins at {low}: {low - offset} offsets were "
-                    "deleted unread",
+                    f"flow {flow}: {place} {state}, but its log begins at {low}: {low - read} offsets were deleted unread",
                     "Restore them from a copy of the topic, or accept the loss",
                 )
             )
-            offset = low
-        elif offset is None and progress and low > 0:
-            findings.append(
-                unsafe(
-                    Risk.LOST_RECORDS,
-                    f"flow {flow}: {place} was added since the flow began and was never read, but its log begins at {low}: {low} "
-                    "offsets were deleted unread",
-                    "Restore them from a copy of the topic, or accept the loss",
-                )
-            )
+            offset = None if offset is None else low
         if offset is not None and offset > high:
             findings.append(
                 unsafe(

@@ -6,6 +6,7 @@ from typing import Final
 
 import pyspark
 
+from benchmarks.peers.base import PeerUnavailable
 from jobs.stack import jars
 
 CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13"
@@ -13,6 +14,18 @@ VERSIONS: Final = {"4.0": "4.0.0", "4.1": "4.1.1", "4.2": "4.2.0", "4.3": "4.2.0
 """The connector for each line of Spark, whose releases it serves. PySpark may be released before its connector is on
 Maven Central, so 4.3 uses that of 4.2.0, which works with it.
 """
+
+
+def fetch_connector() -> None:
+    """Fetch the connector before anything is timed.
+
+    Raises:
+        PeerUnavailable: It does not resolve for this PySpark.
+    """
+    try:
+        kafka_connector()
+    except jars.JarsUnavailable as error:
+        raise PeerUnavailable(str(error)) from error
 
 
 def kafka_connector() -> list[Path]:

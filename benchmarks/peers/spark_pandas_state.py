@@ -17,11 +17,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.peers.base import HEAP, Peer, PeerUnavailable, Task, module
-from benchmarks.peers.connector import kafka_connector
+from benchmarks.peers.base import HEAP, Peer, Task, module
+from benchmarks.peers.connector import fetch_connector, kafka_connector
 from envelope import TopicPartition, decode
 from jobs.demo.leg_pb2 import Leg
-from jobs.stack import jars
 from persistence.kafka import KafkaSettings, Topics
 
 if TYPE_CHECKING:
@@ -41,10 +40,7 @@ class SparkPandasState(Peer):
 
     def prepare(self, work: Path) -> None:
         """Fetch the Kafka connector of Spark."""
-        try:
-            kafka_connector()
-        except jars.JarsUnavailable as error:
-            raise PeerUnavailable(str(error)) from error
+        fetch_connector()
 
     def command(self, task: Task) -> list[str]:
         given = (task.bootstrap, task.topic, task.run, str(task.batch), str(task.output))

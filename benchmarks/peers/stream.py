@@ -20,10 +20,9 @@ import pyarrow.parquet as pq
 
 from aggregations.engine.fetch import Fetcher
 from aggregations.engine.ranges import Range
-from benchmarks.peers.base import HEAP, Peer, PeerUnavailable, Task, module
-from benchmarks.peers.connector import kafka_connector
+from benchmarks.peers.base import HEAP, Peer, Task, module
+from benchmarks.peers.connector import fetch_connector, kafka_connector
 from benchmarks.peers.headwater import Headwater
-from jobs.stack import jars
 from persistence.kafka import KafkaSettings, Topics
 
 
@@ -35,10 +34,7 @@ class HeadwaterStream(Headwater):
 
     def prepare(self, work: Path) -> None:
         """Fetch the Kafka connector of Spark."""
-        try:
-            kafka_connector()
-        except jars.JarsUnavailable as error:
-            raise PeerUnavailable(str(error)) from error
+        fetch_connector()
 
     def command(self, task: Task) -> list[str]:
         given = (task.bootstrap, task.run, self.url(task), str(task.batch), *self.more(task))

@@ -15,6 +15,8 @@ from persistence.finite_json import json_of
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _FETCH: Final = 1_000
+_UNWRITABLE: Final = (EnvelopeError, TypeError, ValueError, OverflowError, RecursionError)
+"""What says that JSON does not have a value."""
 _PARAMETERS: Final = {"qmark": "?", "format": "%s", "pyformat": "%(after)s", "named": ":after", "numeric": ":1"}
 
 
@@ -175,11 +177,11 @@ class QueryRows:
 def _json(row: dict[str, Any], place: str) -> bytes:
     try:
         return json_of(row)
-    except (EnvelopeError, TypeError, ValueError, OverflowError, RecursionError):
+    except _UNWRITABLE:
         for name, value in row.items():
             try:
                 json_of(value)
-            except (EnvelopeError, TypeError, ValueError, OverflowError, RecursionError):
+            except _UNWRITABLE:
                 what = f"a value of type {type(value).__name__} that JSON does not have"
                 raise SourceError(
                     f"{place}: column {name} has {what}", "Convert it in the query (CAST, COALESCE)"

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aggregations.columns.arrays import Spans
-from aggregations.columns.payload import payload_columns
+from aggregations.columns.payload import frame_of, payload_columns
 from aggregations.definition.payloads import Json, Payload, Protobuf
 from aggregations.definition.protobuf import MessageType
 from envelope import EnvelopeError, HopWriter, decode
-from envelope.framing import frame_of, indexes_of
+from envelope.framing import indexes_of, strip_frame
 from jobs.republish import InputRecord, InputTopics, JsonPayload, Processor, Wrapping, identity
 from tests.messages import Every, Leg
 
@@ -60,3 +60,8 @@ def test_a_republisher_takes_the_frame_off_a_declared_payload(
     for value in framed:
         (out,) = processor.process(InputRecord("in", 0, 0, b"a", value), HopWriter("in", 0, via="x"))
         assert payload.reader(None)(decode(out.value).payload) == payload.reader(None)(value)
+
+
+@pytest.mark.parametrize("indexes", [(0,), (1,), (2, 0, 1), (300, 70)])
+def test_a_frame_that_is_written_is_read(indexes: tuple[int, ...]) -> None:
+    assert strip_frame(b"\0\0\0\0\7" + frame_of(indexes) + b"value", indexes) == b"value"

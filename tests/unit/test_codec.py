@@ -18,7 +18,7 @@ from envelope.codec import (
     rewrite,
     varint,
 )
-from envelope.framing import frame_of, strip_frame
+from envelope.framing import strip_frame
 from envelope.limits import MAX_INDEX, check_coordinates, check_topic
 from envelope.redrive import Redrive, redrive_hops
 from tests.unit.bad_inputs import reason, sealed, unsealed
@@ -276,8 +276,3 @@ def test_a_frame_has_to_name_the_expected_message_of_its_schema_or_the_first(fra
     with pytest.raises(EnvelopeError, match="declare the type that is written") as raised:
         strip_frame(value, [1, 2])
     assert raised.value.reason is Reason.UNKNOWN_PAYLOAD_TYPE
-
-
-@pytest.mark.parametrize("indexes", [(0,), (1,), (2, 0, 1), (300, 70)])
-def test_a_frame_that_is_written_is_read(indexes: tuple[int, ...]) -> None:
-    assert strip_frame(b"\0\0\0\0\7" + frame_of(indexes) + b"value", indexes) == b"value"
