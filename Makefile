@@ -43,10 +43,10 @@ lint: $(READY)  ## format, lint, types and import direction
 tests-fast: $(READY)
 	$(PYTEST) -q -n 2 -m 'not integration' $(FAST)
 
-# Eight files in parallel on two cores: many tests wait for triggers, timeouts and the start of servers.
+# Five files in parallel on two cores: many tests wait for triggers, timeouts and the start of servers.
 tests-slow: $(READY) java
 	$(BIN)/python -m tests.support.spark
-	$(PYTEST) -q -n 8 --dist loadfile --no-loadscope-reorder --durations=15 -m 'not kills' $(SLOW)
+	$(PYTEST) -q -n 5 --dist loadfile --no-loadscope-reorder --durations=15 -m 'not kills' $(SLOW)
 
 explore: $(READY)  ## property tests with sixty times as many examples, new ones in each run; ARGS='-k windows'
 	$(PYTEST) -q -n 2 --hypothesis-profile=explore tests/property $(ARGS)
