@@ -18,6 +18,7 @@ from aggregations.engine.retry import StoppedError, may_pass
 from aggregations.run.begin import begin, look
 from aggregations.run.consistency import check_durability
 from aggregations.run.incarnations import NO_ID
+from aggregations.run.live import check_live
 from aggregations.run.plan import Broker, Plan, plan
 from aggregations.run.risks import Risk, refuse
 from aggregations.run.run import Run
@@ -146,6 +147,8 @@ def open_run(
             note = None if rebuilding is None else rebuilding.note
             run = begin(flow, stores, generation=options.generation, accept=accept, rebuilt=note)
         stack.callback(run.close)
+        if only_looks:
+            check_live(run)
         refuse(check_durability([(name, one.capabilities) for name, one in run.distinct_stores()]), accept)
         committed = {} if options.group is None else topics.group_offsets(options.group, sources)
         marks = topics.marks(sources)

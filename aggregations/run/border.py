@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import msgspec
 
 from aggregations.errors import RunRefusedError
+from aggregations.run.live import check_live
 from aggregations.run.run import Run
 from persistence.manifest import Manifest
 from persistence.names import FlowRef
@@ -38,6 +39,7 @@ def check_border(run: Run, what: str, *, mends: bool = False) -> Manifest:
             "`headwater replay --key`, or run the flow once with --until-caught-up"
         )
     if not all(manifest.clean and _same(manifest, found[0], mends=mends) for manifest in found):
+        check_live(run)  # if no run may begin, another command helps
         raise RunRefusedError(
             f"{run.ref}: a run is at work, or the last one did not end cleanly. To {what}, stop it; after a crash, run it "
             "once with --until-caught-up"

@@ -106,9 +106,10 @@ def make_live(run: Run) -> None:
 def _refusal(pointer: Pointer, generation: int) -> str:
     """Why no run may begin on a generation; empty if it may."""
     if generation == pointer.closing:
-        command = "--swap" if pointer.rebuild is not None else "--rollback"
-        return f"`headwater replay {command}` is replacing it, or was interrupted. Repeat this command" + (
-            ", or keep the generation live with `headwater replay --rollback`" if pointer.rebuild is not None else ""
+        command = "headwater replay --rollback" if pointer.rebuild is None else "headwater replay --swap"
+        return (
+            f"`{command}` is replacing it, or was interrupted. Wait for its end; after a crash, repeat `{command}`"
+            + ("" if pointer.rebuild is None else ", or keep the generation live with `headwater replay --rollback`")
         )
     if pointer.rebuild is not None and generation == pointer.rebuild.generation:
         return "`headwater replay` rebuilds it. Continue it with `headwater replay --apply`, not with a run"

@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path as File
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.errors import FlowError, RunRefusedError
+from aggregations.local import run_local
 from aggregations.run.snapshots import Latest, read_snapshot
+from aggregations.spark.checks import plan_flow
 from jobs.environment import UsageError
 from jobs.replay import abandon, plan_replay, pointer_of, rebuild, rollback, swap
 from jobs.replaying.generations import Generations, generations_of
@@ -169,8 +172,9 @@ def test_the_generation_of_a_settings_file(fleet_of: Fleet) -> None:
 def test_a_swap_that_was_interrupted(fleet_of: Fleet) -> None:
     fleet_of.rebuild()
     fleet_of.change(lambda found: found.change(found.pointer(), closing=1))
-    with pytest.raises(RunRefusedError, match="--swap` is replacing it"):
-        fleet_of.world.run(fleet_of.flow)
+    for begins in (run_local, partial(plan_flow, master="local[1]")):
+        with pytest.raises(RunRefusedError, match="repeat `headwater replay --swap`"):
+            called(begins, fleet_of.flow, **fleet_of.options(dead_letters=fleet_of.world.dead))
     with pytest.raises(RunRefusedError, match="Repeat --swap, or keep the live generation with --rollback"):
         fleet_of.rebuild()
     with pytest.raises(RunRefusedError, match="First keep generation 1 with --rollback"):

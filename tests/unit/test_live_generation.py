@@ -84,9 +84,13 @@ def test_runs_readers_and_snapshots_follow_the_pointer(urls: dict[str, str], tmp
         ({"live": 2, "previous": 1, "newest": 2}, 1, "generation 2 is live.*--rollback"),
         ({"live": 2, "newest": 3}, 3, "generation 2 is live"),
         ({"newest": 2, "rebuild": Rebuild(2, 1)}, 2, "rebuilds it.*--apply"),
-        ({"newest": 2, "rebuild": Rebuild(2, 1), "closing": 1}, 1, "--swap` is replacing it.*--rollback"),
-        ({"newest": 2, "rebuild": Rebuild(2, 1), "closing": 1}, None, "--swap` is replacing it"),
-        ({"live": 2, "previous": 1, "newest": 2, "closing": 2}, None, "--rollback` is replacing it"),
+        (
+            {"newest": 2, "rebuild": Rebuild(2, 1), "closing": 1},
+            1,
+            "--swap` is replacing it.*repeat `headwater replay --swap`",
+        ),
+        ({"newest": 2, "rebuild": Rebuild(2, 1), "closing": 1}, None, "or keep .* with `headwater replay --rollback`"),
+        ({"live": 2, "previous": 1, "newest": 2, "closing": 2}, None, "repeat `headwater replay --rollback`$"),
     ],
 )
 def test_no_run_begins_on_a_generation_that_is_not_live_and_none_is_fenced(
@@ -99,6 +103,14 @@ def test_no_run_begins_on_a_generation_that_is_not_live_and_none_is_fenced(
         with pytest.raises(RunRefusedError, match=f"^flow fleet, generation [123]: .*{why}"):
             begin(FLOW, urls, generation=generation)
         assert [store.installed_epoch(FlowRef("fleet", number)) for number in (1, 2, 3)] == before
+
+
+def test_a_snapshot_beside_an_unfinished_swap_names_the_command_to_repeat(urls: dict[str, str], tmp_path: Path) -> None:
+    run(urls, 1, 2)
+    begin(FLOW, urls).close()  # does not end cleanly
+    point(urls, newest=2, rebuild=Rebuild(2, 1), closing=1)
+    with pytest.raises(RunRefusedError, match="repeat `headwater replay --swap`"):
+        snapshot(FLOW, tmp_path / "s", stores=urls)
 
 
 def test_a_generation_above_all_that_the_pointer_knows_may_be_run_by_hand(urls: dict[str, str]) -> None:
