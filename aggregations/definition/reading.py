@@ -92,10 +92,10 @@ class Reading:
         return publishes(self.every_step)
 
     @cached_property
-    def keeps_order(self) -> bool:
-        """Whether the records of one key must stay in order when partitions are added: it publishes, or filters by key."""
+    def filters_by_key(self) -> bool:
+        """Whether a filter decides by the order of the records of a key."""
         folds = [step.fold for step in self.every_step if isinstance(step, Aggregate)]
-        return self.publishes or any(isinstance(fold, Judging) and fold.by_key for fold in folds)
+        return any(isinstance(fold, Judging) and fold.by_key for fold in folds)
 
     @cached_property
     def repeats_batches(self) -> bool:

@@ -76,7 +76,10 @@ class Engine:
         self.options = options
         self.run = opening.run
         max_age, journal = options.metadata_max_age, options.journal
-        self._watches = {plan.topic: PartitionWatch(opening, plan, max_age) for plan in opening.plans}
+        self._keeps_order = order = options.keeps_order(flow)
+        self._watches = {
+            plan.topic: PartitionWatch(opening, plan, max_age, keeps_order=order) for plan in opening.plans
+        }
         self._journal = None
         if journal is not None and opening.topics is not None:
             most_bytes = opening.topics.max_message_bytes([journal])[journal]
@@ -94,7 +97,7 @@ class Engine:
         )
         topics = opening.topics
         names = opening.run.sources if topics is not None else ()
-        self._sources = [Source(topics, name, widens=not flow.keeps_order) for name in names if topics is not None]
+        self._sources = [Source(topics, name, widens=not order) for name in names if topics is not None]
         self._turns = Turns(opening.run)
         self._topic_ids = opening.topic_ids
         limits = {name: topic.skew_seconds for name, topic in flow.topics.items()}
@@ -333,7 +336,7 @@ class Engine:
     def _idle(self, began: float) -> None:
         """What is done when there is nothing to read."""
         self._offsets.repeat(began)
-        if self.flow.keeps_order and time.monotonic() - self._looked > _LOOK_SECONDS:
+        if self._keeps_order and time.monotonic() - self._looked > _LOOK_SECONDS:
             self._looked = time.monotonic()
             with suppress(BrokerUnavailable, StoppedError):
                 if [one for one in self._watches.values() if one.look(self.run.positions(one.topic))]:

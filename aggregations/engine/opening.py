@@ -165,7 +165,7 @@ def open_run(
             given = partial(offsets, begin_at, source, broker.marks, partial(topics.offsets_at, source))
             decided = plan(
                 *(flow.name, run.manifest, run.manifests, broker),
-                publishes=flow.keeps_order,
+                publishes=options.keeps_order(flow),
                 starting_offsets=None if begin_at == EARLIEST else given,
             )
             plans.append(decided)

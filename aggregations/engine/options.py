@@ -146,6 +146,14 @@ class RunOptions:
             _ = self.broker
         return replace(bound, start=checked_starts(self.start, flow.topics))
 
+    def keeps_order(self, flow: Flow[Any]) -> bool:
+        """Whether the records of one key must stay in order when partitions are added: it publishes, or filters by key.
+
+        A rebuild that drops its outputs publishes nothing, nor does a run that only counts them. Only of bound options.
+        """
+        publishes = self.sends or (self.rebuilding is not None and self.rebuilding.outputs)
+        return (publishes and flow.publishes) or flow.filters_by_key
+
     def checked(self, flow: Flow[Any]) -> Self:
         """The options bound to a flow, without the invalid combinations that need no answer from a server.
 

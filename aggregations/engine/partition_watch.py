@@ -26,6 +26,7 @@ class PartitionWatch:
         opening: The run.
         plan: Where it starts to read the source.
         metadata_max_age: Seconds for which producers may not know of new partitions.
+        keeps_order: The records of one key must stay in order.
 
     Attributes:
         topic: The source.
@@ -34,12 +35,13 @@ class PartitionWatch:
         widens: Waiting partitions become readable: the query must be restarted with them.
     """
 
-    def __init__(self, opening: Opening, plan: Plan, metadata_max_age: float) -> None:
+    def __init__(self, opening: Opening, plan: Plan, metadata_max_age: float, *, keeps_order: bool) -> None:
         self._topics = opening.broker
         self._run = opening.run
         self.topic = plan.topic
         self._topic_id = plan.topic_id
         self._max_age = metadata_max_age
+        self._keeps_order = keeps_order
         self.partitions = 0
         self.shared = False
         self.widens = False
@@ -72,14 +74,14 @@ class PartitionWatch:
         growth = run.growths.get(topic)
         if changed:
             _LOG.warning("%s", describe(topic, growth) if growth else f"growth of topic {topic} is over")
-        if run.flow.keeps_order and growth is not None and growth.partitions_now > len(run.positions(topic)):
-            self._keep_order(before, growth)
+        if self._keeps_order and growth is not None and growth.partitions_now > len(run.positions(topic)):
+            self._wait(before, growth)
         return changed
 
     def widened(self) -> dict[int, int]:
         """Start offsets including the waiting partitions that became readable; empty when there are none."""
         run, topic = self._run, self.topic
-        if not self.widens and run.flow.keeps_order:
+        if not self.widens and self._keeps_order:
             self.look(run.positions(topic))
         if not self.widens:
             return {}
@@ -92,7 +94,7 @@ class PartitionWatch:
     def _ends(self) -> dict[int, int]:
         return {partition: end for (_, partition), end in self._topics.ends([self.topic]).items()}
 
-    def _keep_order(self, before: Growth | None, growth: Growth) -> None:
+    def _wait(self, before: Growth | None, growth: Growth) -> None:
         run = self._run
         positions = run.positions(self.topic)
         if before is not None and before.partitions_now == growth.partitions_now:

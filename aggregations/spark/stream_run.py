@@ -215,7 +215,7 @@ class StreamRun:
                 "in another batch, a filter over all partitions would pass on other records"
             )
         held = set()
-        if self._flow.keeps_order:  # what added partitions hold comes after all that the others hold
+        if self._options.keeps_order(self._flow):  # what added partitions hold comes after all that the others hold
             held = {one for one in delivered if one not in run.start and run.positions(one.topic)}
         self.engine.commit_all(partial(self._left, {place: delivered[place] for place in delivered.keys() - held}))
         for topic in sorted({place.topic for place in held}):

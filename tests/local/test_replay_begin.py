@@ -1,5 +1,6 @@
 """What a rebuild on a real broker begins with and what it leaves: snapshots, outputs, closed windows, tombstones."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path as File
 from typing import Any
@@ -12,11 +13,13 @@ from confluent_kafka.admin import AdminClient
 from aggregations.definition.aggregates import count
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
+from aggregations.errors import RunRefusedError
 from aggregations.run.snapshots import Snapshot, read_snapshot
 from envelope import decode
 from jobs.backup import snapshot
 from jobs.replay import Swapped, drop, plan_replay, pointer_of, rebuild, swap
 from jobs.snapshot_places import Place
+from jobs.views import states
 from tests.integration.test_retire import sent
 from tests.support.flows import closing, fleet
 from tests.support.options import called
@@ -119,6 +122,27 @@ def test_outputs_that_were_held_leave_with_the_swap(site: Site, topic: Callable[
         hop = decode(record.value).chain[-1]
         at.setdefault((record.key, hop.partition), []).append(hop.offset)
     assert all(found == sorted(found) for found in at.values())
+
+
+@pytest.mark.parametrize("outputs", [False, True], ids=["dropped", "held"])
+def test_a_rebuild_goes_on_after_its_topic_grew_unless_it_holds_outputs_in_order(
+    site: Site, topic: Callable[..., str], outputs: bool
+) -> None:
+    world, flights, stop = site.world, legs(150), threading.Event()
+    flow = fleet(world.topic).publish(topic(name="out"))
+    world.send(republished(flights, range(90)))
+    world.run(flow)
+    site.rebuild(flow, outputs=outputs, max_records=25, progress=lambda _: stop.set(), stop=stop)
+    world.topics.add_partitions(world.topic, 5)
+    world.send(republished(flights, range(90, 150)))
+    world.run(flow, accept=["grown-undrained"])
+    if outputs:
+        with pytest.raises(RunRefusedError, match="--accept grown-undrained"):
+            site.rebuild(flow)
+    assert site.rebuild(flow, accept=["grown-undrained"] if outputs else []).behind == 0
+    for stage in ("aircraft", "carrier"):
+        rebuilt = states(flow, stage, world.stores(flow), generation=2)
+        assert {view.key: view.state for view in rebuilt} == world.results(flow, stage)
 
 
 def newest(world: World, topic: str) -> dict[bytes | None, Snapshot | None]:

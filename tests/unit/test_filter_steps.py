@@ -208,8 +208,8 @@ def test_filters_read_the_envelope_from_which_an_element_was_made(rule: Any) -> 
 
 
 def test_a_filter_by_key_keeps_the_order_of_keys_when_partitions_are_added() -> None:
-    assert counted(SequenceFilter(from_value("n"), scope_by=Scope.KEY)).keeps_order
-    assert not counted(NUMBERS).keeps_order
+    assert counted(SequenceFilter(from_value("n"), scope_by=Scope.KEY)).filters_by_key
+    assert not counted(NUMBERS).filters_by_key
 
 
 def test_a_key_that_is_found_in_two_partitions_is_judged_in_the_order_of_partitions() -> None:

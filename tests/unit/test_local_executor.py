@@ -89,7 +89,7 @@ class Local:
             flow,
             opening,
             self.executor,
-            {self.topic: PartitionWatch(opening, plan, 300)},
+            {self.topic: PartitionWatch(opening, plan, 300, keeps_order=flow.publishes)},
             RunOptions(kafka=KAFKA, stores=self.run.urls, dead_letters="dead"),
             progress=None,
             stop=threading.Event(),
