@@ -18,6 +18,7 @@ from aggregations.definition.flow import Divert, Filter, FlatMap, Map, Predicate
 from aggregations.definition.integers import LEFT_64_BITS, select_exact
 from aggregations.definition.lookups import Lookup, Missing
 from aggregations.definition.operators import Branch
+from aggregations.definition.schemas import Passed, Schema
 from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.lookups import NO_ENTRY, Tables, lookup_key, new_columns, no_tables
@@ -69,6 +70,7 @@ class Stepped:
         filtered: Number of rows that filters removed.
         outputs: Messages that steps publish.
         tables: What steps look up.
+        columns: The columns of `values`.
     """
 
     frame: pl.DataFrame
@@ -78,6 +80,7 @@ class Stepped:
     filtered: int = 0
     outputs: list[OutputMessage] = field(default_factory=list)
     tables: Tables = no_tables
+    columns: Schema = field(default_factory=Passed)
 
     def rows(self) -> Elements:
         """The remaining rows as elements."""
@@ -128,7 +131,7 @@ class Stepped:
     def each(self, of: Expression | Callable[[Element[Any]], Any]) -> list[Any]:
         """Evaluate an argument for every row; reject the rows for which that fails."""
         if isinstance(of, str | pl.Expr) and self.values is not None:
-            found = self.succeeded(evaluate_elements(list(self.rows()), {"_": of}, None))
+            found = self.succeeded(evaluate_elements(list(self.rows()), {"_": of}, self.columns))
             return [row["_"] for row in found]
         if isinstance(of, str | pl.Expr):
             return evaluated(self, {"_": expression(of)}).to_series().to_list()
@@ -199,7 +202,9 @@ def _branch(stepped: Stepped, step: Branch, marking: Marking | None) -> None:
         taken = stepped.frame.filter(pl.Series(leaves))
         stepped.frame = stepped.frame.filter(~pl.Series(leaves))
     depth = len(schema.item_columns(taken.columns))
-    inner = apply_all(step.steps, taken, stepped.elements, at_fork(marking, depth), stepped.values, stepped.tables)
+    inner = apply_all(
+        step.steps, taken, stepped.elements, at_fork(marking, depth), stepped.values, stepped.columns, stepped.tables
+    )
     stepped.rejected += inner.rejected
     stepped.filtered += inner.filtered
     stepped.outputs += of_fork(inner.outputs, depth)

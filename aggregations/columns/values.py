@@ -12,6 +12,7 @@ from aggregations.columns.steps import AsElements, Rejected, Stepped, apply_colu
 from aggregations.definition.element import Element
 from aggregations.definition.flow import FlatMap, Step
 from aggregations.definition.paths import keeps_columns
+from aggregations.definition.schemas import Schema
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.lookups import Tables, no_tables
 from aggregations.per_message.publishing import Marking
@@ -35,6 +36,7 @@ def apply_all(
     elements: AsElements,
     marking: Marking | None,
     values: list[Any] | None,
+    columns: Schema,
     tables: Tables = no_tables,
 ) -> Stepped:
     """Run steps over rows, in order: on columns, then on the values that functions made.
@@ -45,11 +47,12 @@ def apply_all(
         elements: Returns rows as elements, for functions.
         marking: Marks what the steps publish.
         values: The values that functions made before the steps, by the numbers of `schema.MADE`; None if none did.
+        columns: The columns of these values.
         tables: What the steps look up.
     """
     on_columns, on_values = parts_of(steps, made=values is not None)
     stepped = apply_columns(on_columns, frame, elements, marking, tables)
-    stepped.values = values
+    stepped.values, stepped.columns = values, columns
     apply_values(on_values, stepped, marking)
     return stepped
 
@@ -64,9 +67,12 @@ def apply_values(steps: Sequence[Step], stepped: Stepped, marking: Marking | Non
     """
     if not steps:
         return
-    before = stepped.frame
+    before, columns = stepped.frame, stepped.columns
+    if stepped.values is None:
+        columns = {name: dtype for name, dtype in before.schema.items() if not name.startswith("_")}
     rows = stepped.rows()
-    applied = apply_steps(steps, list(rows), None, marking, publisher=publisher(rows))
+    applied = apply_steps(steps, list(rows), columns, marking, publisher=publisher(rows))
+    stepped.columns = applied.schema
     further = sum(isinstance(step, FlatMap) for step in steps)
     stepped.frame, stepped.values = with_values(
         _rows(before, applied.elements, further), [element.value for element in applied.elements]

@@ -24,8 +24,7 @@ _TYPE = re.compile(r"\bdyn (int|float|str): ")
 _PARAMETER = re.compile(r"(\([^()]*\))\(\)")  # a call with a parameter of its own, as in `timestamp(ms)()`
 # Polars' comparisons in which two nulls are equal, as SQL says it.
 _NULL_SAFE = {" !=v ": " is distinct from ", " ==v ": " is not distinct from "}
-# Types to try for columns, so that polars can plan an expression whose columns have no types yet.
-_TRIED: tuple[Any, ...] = (
+TRIED: tuple[Any, ...] = (
     pl.Int64,
     pl.String,
     pl.Boolean,
@@ -38,6 +37,7 @@ _TRIED: tuple[Any, ...] = (
     pl.Array(pl.Int64, 2),
     pl.Struct({"a": pl.Int64}),
 )
+"""Types to try for columns, so that polars can plan an expression whose columns have no types."""
 # Nodes of a serialized expression that read other rows, for expressions that polars plans for none of these types.
 _SEVERAL_ROWS = frozenset(
     """Agg Over History Explode Filter Slice Sort SortBy Gather Rolling RollingExpr RollingExprBy RollingFunction
@@ -121,7 +121,7 @@ def _filters_commute(found: pl.Expr) -> bool | None:
     It does so exactly if each row's result depends on that row alone, and it has this knowledge of each of its
     functions. None if it cannot plan the expression for any type of column.
     """
-    for dtype in _TRIED:
+    for dtype in TRIED:
         rows = pl.LazyFrame(schema={**dict.fromkeys(found.meta.root_names(), dtype), "_keep": pl.Boolean})
         with suppress(Exception, pl.exceptions.PanicException):
             plan = rows.with_columns(found.alias("_result")).filter(pl.col("_keep")).explain()

@@ -45,7 +45,7 @@ from aggregations.definition.operators import (
 from aggregations.definition.paths import keeps_columns
 from aggregations.definition.picture import picture
 from aggregations.definition.reading import Reading
-from aggregations.definition.schemas import Schema, check_columns, schema_after
+from aggregations.definition.schemas import Passed, Schema, check_columns, schema_after
 from aggregations.definition.sessions import SessionWindow, check_window
 from aggregations.definition.source import Topic, check_source
 from aggregations.definition.stages import Stage, definition_of_sources, definition_without_stage, published_after
@@ -312,7 +312,7 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
     def _with(self, where: str, step: Step | Aggregate) -> "Flow[T]":
         if not self.inputs:
             raise FlowError(f"flow {self.name!r} has no source(): call it before {where}")
-        if self.schema is not None:
+        if not isinstance(self.schema, Passed):
             with located(where):
                 check_merged(step, self.inputs, self.schema, self.steps)
                 check_columns(step, self.schema)
@@ -320,7 +320,7 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
 
     @cached_property
     def schema(self) -> Schema:
-        """Columns and dtypes after the last step; None when a callable determines the value."""
+        """Columns and dtypes after the last step; `Passed` when a callable determines the value."""
         return self._schema_at(len(self.steps))
 
     @cached_property
@@ -345,8 +345,9 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
             if isinstance(step, Aggregate):
                 updates, closes = published_after(self.steps[i + 1 :])
                 made = definition_of_sources(self.inputs, self.steps[: i + 1], final=bool(closes))
-                schema, looks = self._schema_at(begins), any(isinstance(one, Lookup) for one in self.steps[:i])
-                given = (tuple(before), step, columnar, made, updates, schema, leading, looks, closes)
+                schemas = self._schema_at(begins), self._schema_at(i)
+                looks = any(isinstance(one, Lookup) for one in self.steps[:i])
+                given = (tuple(before), step, columnar, made, updates, *schemas, leading, looks, closes)
                 stages.append(Stage(len(stages), *given))
                 before, begins, leading = [], i + 1, ()
             else:
@@ -361,7 +362,7 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
 
     @cached_property
     def tail_schema(self) -> Schema:
-        """Columns before the first step of `tail`; None when a callable determines the value."""
+        """Columns before the first step of `tail`."""
         return self._schema_at(self._tail_start)
 
     @property
@@ -370,7 +371,7 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
         return next((i + 1 for i, step in enumerate(self.steps) if step is last), 0)
 
     def _schema_at(self, count: int) -> Schema:
-        schema: Schema = merged_schema(self.inputs) if self.inputs else None
+        schema: Schema = merged_schema(self.inputs)
         for step in self.steps[:count]:
             schema = schema_after(step, schema)
         return schema

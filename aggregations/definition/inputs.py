@@ -13,7 +13,7 @@ import polars as pl
 from aggregations.definition.expressions import columns_of, parsed
 from aggregations.definition.operators import Aggregate, Divert, Filter, FlatMap, Map, Step
 from aggregations.definition.paths import expressions_of
-from aggregations.definition.schemas import Schema, schema_after
+from aggregations.definition.schemas import Passed, Schema, schema_after
 from aggregations.definition.source import Topic
 from aggregations.errors import FlowError
 from envelope import Siblings
@@ -44,7 +44,7 @@ class Input:
 
     @property
     def schema(self) -> Schema:
-        """Columns after its own steps; None when a callable determines the value."""
+        """Columns after its own steps."""
         schema: Schema = self.topic.schema
         for step in self.steps:
             schema = schema_after(step, schema)
@@ -68,21 +68,21 @@ def check_sources(flow: str, topics: Sequence[Topic]) -> None:
 
 
 def merged_schema(inputs: Sequence[Input]) -> Schema:
-    """Columns of the elements of all inputs, in order of first appearance; None when a callable determines a value."""
+    """Columns of the elements of all inputs, in order of first appearance; `Passed` when a callable determines a value."""
     found: dict[str, pl.DataType] = {}
-    for one in inputs:
-        if (schema := one.schema) is None:
-            return None
+    schemas = [one.schema for one in inputs]
+    for schema in schemas:
         found |= {name: dtype for name, dtype in schema.items() if name not in found}
     differing = conflicts(inputs) if len(inputs) > 1 else {}
-    return {name: dtype for name, dtype in found.items() if name not in differing}
+    merged = {name: dtype for name, dtype in found.items() if name not in differing}
+    return Passed(merged) if any(isinstance(one, Passed) for one in schemas) else merged
 
 
 def conflicts(inputs: Sequence[Input]) -> dict[str, str]:
     """The columns that inputs have with different types, and where which type is."""
     kinds: dict[str, dict[str, pl.DataType]] = {}
     for one in inputs:
-        for name, dtype in (one.schema or {}).items():
+        for name, dtype in one.schema.items():
             kinds.setdefault(name, {})[one.topic.name] = dtype
     return {
         name: " and ".join(f"{dtype} in {topic}" for topic, dtype in of.items())
@@ -114,7 +114,7 @@ def check_merged(
     if not isinstance(key, str | pl.Expr) or not (plain := parsed(key)).meta.is_column():
         return
     name = plain.meta.output_name()
-    lacking = [one.topic.name for one in inputs if not name.startswith("_") and name not in (one.schema or {})]
+    lacking = [one.topic.name for one in inputs if not name.startswith("_") and name not in one.schema]
     if name in schema and lacking and name not in _defined(before):
         raise FlowError(
             f"the key is column {name}, and {', '.join(lacking)} has no such column; add it with map() before merge()"

@@ -95,8 +95,9 @@ def _selected(frame: pl.DataFrame, found: Mapping[str, Exact]) -> tuple[pl.DataF
     selection = [pl.int_range(pl.len()).alias(_HEIGHT), *(one.value.alias(name) for name, one in found.items())]
     if overflow is None:
         return frame.select(selection).drop(_HEIGHT), None
-    # Lazily, so that polars computes common parts of a value and its overflow once.
-    values = frame.lazy().select(*selection, overflow.alias(_OVERFLOW)).collect()
+    selection.append(overflow.alias(_OVERFLOW))
+    # Lazily, so that polars computes common parts of a value and its overflow once; but it does not check types without rows.
+    values = frame.lazy().select(selection).collect() if frame.height else frame.select(selection)
     mask = values.get_column(_OVERFLOW)
     return values.drop(_HEIGHT, _OVERFLOW), mask if mask.any() else None
 

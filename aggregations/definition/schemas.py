@@ -1,7 +1,8 @@
 """Columns and types along a flow: what each step makes of them, and whether its expressions fit."""
 
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Final, TypeAlias
 
 import polars as pl
 
@@ -15,8 +16,18 @@ from aggregations.definition.operators import Aggregate, Branch, Divert, Filter,
 from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.errors import FlowError
 
-Schema: TypeAlias = Mapping[str, pl.DataType] | None
-"""Columns and their types; None when a callable determines the value."""
+
+class Passed(dict[str, pl.DataType]):
+    """The columns before a function that replaced the elements' values, and what later steps make of them.
+
+    A value that the function passes on under its name has the type of the column, if it fits. Nothing else is known.
+    """
+
+
+Schema: TypeAlias = Mapping[str, pl.DataType]
+"""Columns and their types; `Passed` when a callable determines the value."""
+UNKNOWN: Final[Schema] = Passed()
+"""Nothing is known of the values."""
 
 
 def schema_after(step: object, schema: Schema) -> Schema:
@@ -26,20 +37,20 @@ def schema_after(step: object, schema: Schema) -> Schema:
         FlowError: A column is missing, or types do not fit.
     """
     match step:
-        case Map(columns, None) if schema is not None:
+        case Map(columns, None):
             new = types_of({name: parsed(of) for name, of in columns.items()}, schema)
-            return {**schema, **new}
-        case FlatMap(str() | pl.Expr() as items) if schema is not None:
-            return {**schema, step.column: _item_type(items, schema)}
-        case Lookup() if schema is not None:
-            return {**schema, **step.types}
+            return _replaced(schema, columns, new)
+        case FlatMap(str() | pl.Expr() as items):
+            return _replaced(schema, [step.column], _item_type(step.column, items, schema))
+        case Lookup():
+            return _replaced(schema, step.types, step.types)
         case Map() | FlatMap():
-            return None
-        case Aggregate(emit=Emit() as emit) if schema is not None:
+            return Passed(schema)
+        case Aggregate(emit=Emit() as emit):
             wanted = {name: parsed(of) for name, of in emit.columns.items()}
             return types_of(wanted, emit_types(step, schema))
         case Aggregate(emit=emit) if emit is not None:
-            return None
+            return Passed(schema)
         case _:
             return schema
 
@@ -83,7 +94,7 @@ def check_columns(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> 
                     raise FlowError(f"emit=: when() is of type {dtype}, not Boolean")
 
 
-def emit_types(stage: Aggregate, schema: Mapping[str, pl.DataType]) -> dict[str, pl.DataType]:
+def emit_types(stage: Aggregate, schema: Schema) -> Schema:
     """Types of the columns that the `Emit` of a stage reads, given the columns `schema` that arrive there.
 
     Raises:
@@ -92,23 +103,32 @@ def emit_types(stage: Aggregate, schema: Mapping[str, pl.DataType]) -> dict[str,
     emit, fold = stage.emit, stage.fold
     assert isinstance(emit, Emit)
     assert isinstance(fold, Fields)
-    if clashing := sorted(name for name in schema if name.startswith((OLD, NEW))):
+    passed = isinstance(schema, Passed)
+    if not passed and (clashing := sorted(name for name in schema if name.startswith((OLD, NEW)))):
         raise FlowError(f"emit=: column {clashing[0]} has a name of the state's columns; rename it before the stage")
-    inputs = types_of(fold.inputs(), schema)
+    wanted = fold.inputs()
+    inputs = types_of(wanted, schema)
     types = types_of({name: pl.col(name) for name in emit.read}, schema)
     for name in emit.fields:
-        dtype = fold.fields[name].result_type(inputs.get(name, pl.Boolean()))
-        assert dtype is not None
-        types |= {OLD + name: dtype, NEW + name: dtype}
+        if name in inputs or name not in wanted:
+            dtype = fold.fields[name].result_type(inputs.get(name, pl.Boolean()))
+            assert dtype is not None
+            types |= {OLD + name: dtype, NEW + name: dtype}
     return types
 
 
-def types_of(wanted: Mapping[str, pl.Expr], schema: Mapping[str, pl.DataType]) -> dict[str, pl.DataType]:
-    """Result types of expressions over the columns of `schema`.
+def types_of(wanted: Mapping[str, pl.Expr], schema: Schema) -> dict[str, pl.DataType]:
+    """Result types of expressions over the columns of `schema`; of `Passed` columns those that are known, as `Passed`.
 
     Raises:
         FlowError: A column is missing, or types do not fit.
     """
+    if isinstance(schema, Passed):
+        known = Passed()
+        for name, of in wanted.items():
+            with suppress(FlowError):
+                known |= types_of({name: of}, dict(schema))
+        return known
     missing = columns_of(wanted.values()) - set(schema) - SYSTEM_COLUMNS.keys()
     if missing:
         raise FlowError(f"no column {', '.join(sorted(missing))}; the columns are {', '.join(sorted(schema))}")
@@ -120,11 +140,21 @@ def types_of(wanted: Mapping[str, pl.Expr], schema: Mapping[str, pl.DataType]) -
         raise FlowError(f"an expression does not fit the columns: {type(error).__name__}: {error}") from error
 
 
-def _item_type(items: Expression, schema: Mapping[str, pl.DataType]) -> pl.DataType:
-    dtype = types_of({"": parsed(items)}, schema)[""]
-    if not isinstance(dtype, pl.List):
-        raise FlowError(f"{text_of(items)} is of type {dtype}, not a list")
-    return pl.Series(dtype=dtype).explode().dtype
+def _replaced(schema: Schema, columns: Iterable[str], new: Schema) -> Schema:
+    """The columns after a step that replaces some of them."""
+    unknown = {*columns} - new.keys()
+    found = {name: dtype for name, dtype in {**schema, **new}.items() if name not in unknown}
+    return Passed(found) if isinstance(schema, Passed) else found
+
+
+def _item_type(column: str, items: Expression, schema: Schema) -> Schema:
+    """The type of the items of a list."""
+    dtype = types_of({column: parsed(items)}, schema).get(column)
+    if isinstance(dtype, pl.List):
+        return {column: pl.Series(dtype=dtype).explode().dtype}
+    if isinstance(schema, Passed):
+        return {}
+    raise FlowError(f"{text_of(items)} is of type {dtype}, not a list")
 
 
 def _check_key(key: Expression, schema: Mapping[str, pl.DataType]) -> None:

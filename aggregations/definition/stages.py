@@ -19,7 +19,7 @@ from aggregations.definition.operators import (
     publishes,
     source_definition,
 )
-from aggregations.definition.schemas import Schema, schema_after, types_of
+from aggregations.definition.schemas import Passed, Schema, types_of
 
 _BETWEEN: Final = "+"
 
@@ -35,7 +35,8 @@ class Stage:
         columnar: Everything up to and including the fold can be done on columns; functions get elements made of them.
         snapshots: Topics to which its changed states are published.
         final_snapshots: Topics to which the states of its windows are published when they close.
-        schema: Columns before the first step of `before`; None when a callable determines the value.
+        schema: Columns before the first step of `before`.
+        arriving: Columns after its last step.
         definition: Hash of everything that determines its states, for each source; see `definition_of_sources`.
         leading: Steps of single inputs, for the first stage of a flow with several.
         looks_up: A lookup comes before it, so the key of a record may be another one when it is redriven.
@@ -46,11 +47,12 @@ class Stage:
     aggregate: Aggregate
     columnar: bool
     definition: str
-    snapshots: tuple[str, ...] = ()
-    schema: Schema = None
-    leading: tuple[Step, ...] = ()
-    looks_up: bool = False
-    final_snapshots: tuple[str, ...] = ()
+    snapshots: tuple[str, ...]
+    schema: Schema
+    arriving: Schema
+    leading: tuple[Step, ...]
+    looks_up: bool
+    final_snapshots: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -75,11 +77,8 @@ class Stage:
 
     def input_types(self) -> dict[str, pl.DataType]:
         """Types of its fields' inputs; empty when a callable determines the value, and for a fold in plain Python."""
-        schema = self.schema
-        for step in self.before:
-            schema = schema_after(step, schema)
-        fold = self.aggregate.fold
-        return {} if schema is None or not isinstance(fold, Fields) else types_of(fold.inputs(), schema)
+        schema, fold = self.arriving, self.aggregate.fold
+        return {} if isinstance(schema, Passed) or not isinstance(fold, Fields) else types_of(fold.inputs(), schema)
 
 
 def definition_of_sources(inputs: Sequence[Input], steps: Sequence[object], *, final: bool = False) -> str:

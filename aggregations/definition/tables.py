@@ -9,6 +9,7 @@ from aggregations.definition.arguments import check_name, check_type, located
 from aggregations.definition.expressions import Expression, check_column
 from aggregations.definition.lookups import LatestRow, Lookup, Missing, storable
 from aggregations.definition.operators import Aggregate, flattened
+from aggregations.definition.schemas import Passed
 from aggregations.definition.source import Topic
 from aggregations.errors import FlowError
 from envelope import Tombstones
@@ -107,7 +108,7 @@ def _check_place(flow: "Flow[Any]", table: str, topic: Topic) -> None:
             "it must follow an aggregate(): the table changes, and a copy of a record would look up another row. A stage "
             "before it drops the copies"
         )
-    if flow.schema is None:
+    if isinstance(flow.schema, Passed):
         raise FlowError("a function determines the elements' values, which have no known columns; look up before it")
     if table == "end":
         raise FlowError("the name is reserved for dead letters after the last stage; choose another one for the table")

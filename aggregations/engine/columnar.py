@@ -22,6 +22,7 @@ from aggregations.definition.flow import END_OF_FLOW, Stage, Step
 from aggregations.definition.inputs import merged_schema, siblings_of
 from aggregations.definition.judging import Scopes
 from aggregations.definition.paths import calls_fold, expressions_of, is_vectorised
+from aggregations.definition.schemas import Passed, Schema
 from aggregations.engine.columnar_judging import columnar_fold
 from aggregations.engine.columnar_read import read_topics
 from aggregations.engine.job import Exclusion, Job, shared_key
@@ -121,16 +122,16 @@ def _met(work: Work, parts: Sequence[Rows], stage: str, later: Collection[str] =
     met, frames = merged_schema(flow.inputs), []
     marking = _marking(work, stage, later)
     whole = Stepped(
-        pl.DataFrame(), lambda frame, values: work.elements(frame, (), values), None if met is not None else []
+        pl.DataFrame(), lambda frame, values: work.elements(frame, (), values), [] if isinstance(met, Passed) else None
     )
     aligned = of_one_numbering(parts)
     for one, rows in zip(flow.inputs, aligned, strict=True):
-        stepped = _stepped(work, 0, one.steps, rows, marking)
+        stepped = _stepped(work, 0, one.steps, rows, one.topic.schema, marking)
         whole.rejected += stepped.rejected
         whole.outputs += stepped.outputs
         whole.filtered += stepped.filtered
         if whole.values is None:
-            frames.append(with_all_columns(stepped.frame, met or {}, flow.columns))
+            frames.append(with_all_columns(stepped.frame, met, flow.columns))
             continue
         values = [element.value for element in stepped.rows()] if stepped.values is None else stepped.values
         frame = with_values(stepped.frame, values)[0] if stepped.values is None else stepped.frame
@@ -158,7 +159,7 @@ def _leave(work: Work, rows: Rows, earlier: Stepped | None = None) -> None:
         earlier: What steps of single inputs rejected, filtered and published before.
     """
     flow = work.job.flow
-    stepped = _stepped(work, len(flow.stages), flow.tail, rows, _marking(work, END_OF_FLOW))
+    stepped = _stepped(work, len(flow.stages), flow.tail, rows, flow.tail_schema, _marking(work, END_OF_FLOW))
     _add(stepped, earlier)
     _gather(work, len(flow.stages), END_OF_FLOW, rows, stepped)
     if not flow.stages:
@@ -175,7 +176,7 @@ def _add(stepped: Stepped, earlier: Stepped | None) -> None:
         stepped.filtered += earlier.filtered
 
 
-def _stepped(work: Work, index: int, steps: Sequence[Step], rows: Rows, marking: Marking) -> Stepped:
+def _stepped(work: Work, index: int, steps: Sequence[Step], rows: Rows, columns: Schema, marking: Marking) -> Stepped:
     """Run the steps before a stage, without the records that failed there in another task."""
     frame, failed = rows.frame, []
     for own, cause in work.job.excluded_at(index, hole=False).items():
@@ -186,7 +187,7 @@ def _stepped(work: Work, index: int, steps: Sequence[Step], rows: Rows, marking:
         frame = frame.filter(~mine)
     made = None if rows.values is None else list(rows.values)
     found = lambda frame, values: work.elements(frame, rows.signatures, values)  # noqa: E731
-    stepped = apply_all(steps, frame, found, marking, made, work.rows)
+    stepped = apply_all(steps, frame, found, marking, made, columns, work.rows)
     stepped.rejected += failed
     return stepped
 
@@ -256,7 +257,8 @@ def _enter(work: Work, stage: Stage, before: Rows, earlier: Stepped | None = Non
     """
     job = work.job
     aggregate = stage.aggregate
-    stepped = _stepped(work, stage.index, stage.before, before, _marking(work, stage.name, job.flow.after(stage)))
+    marking = _marking(work, stage.name, job.flow.after(stage))
+    stepped = _stepped(work, stage.index, stage.before, before, stage.schema, marking)
     _add(stepped, earlier)
     key = user_key = _keys(stepped, aggregate.key)
     closed: list[pl.Series] = []

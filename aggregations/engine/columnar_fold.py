@@ -200,7 +200,7 @@ class ColumnarFold:
                 return _Inputs(columns, broken)
             return _Inputs(None, broken, columns.to_dicts() if names else [{}] * self.frame.height)
         elements = list(self.work.elements(self.frame, self.rows.signatures, self.rows.values))
-        found = evaluate_elements(elements, names, None)
+        found = evaluate_elements(elements, names, self.stage.arriving)
         made = made_inputs(found, names) if self.aggregate.emit is None else None
         with suppress(FlowError):  # a type that a field does not accept: each row is rejected with its reason
             if made is not None:
@@ -247,7 +247,6 @@ class ColumnarFold:
         apart: Mask,
     ) -> None:
         """Make the columns that the stage passes on, and fold some keys one by one: keys are added to them."""
-        assert self.types is not None
         rows, codes = groups.only(~apart[self.codes[groups.rows]])
         taken = inputs[rows] if inputs.width else inputs
         read = self.frame[rows].select(pl.col(f"{INPUT}{emit_input(name)}").alias(name) for name in emit.read)
@@ -339,7 +338,7 @@ class ColumnarFold:
                 elements = list(map(plain_element, elements))  # a fold may put an element into its state
             arrivals = [replace(one, element=element) for one, element in zip(arrivals, elements, strict=True)]
             if isinstance(fold, Fields) and made is not None:
-                inputs = evaluate_elements(elements, self.aggregate.inputs(), None)
+                inputs = evaluate_elements(elements, self.aggregate.inputs(), self.stage.arriving)
                 arrivals = [replace(one, values=values) for one, values in zip(arrivals, inputs, strict=True)]
         found = {one.key: self.stored[one.key] for one in arrivals if one.key in self.stored}
         loaded = job.states_in(self.stage, found)

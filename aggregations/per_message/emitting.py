@@ -1,6 +1,7 @@
 """What a stage emits as columns, for one element: the reference for the vectorised path."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import polars as pl
@@ -9,7 +10,7 @@ from aggregations.definition.emit import CONDITION, NEW, OLD, Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Stage
 from aggregations.definition.operators import Aggregate, emit_input
-from aggregations.definition.schemas import Schema, emit_types, schema_after
+from aggregations.definition.schemas import Passed, Schema, emit_types
 from aggregations.definition.values import INT64
 from aggregations.per_message.rows import evaluate_values
 from envelope import EnvelopeError, Reason
@@ -28,13 +29,8 @@ _RANGES: Mapping[pl.DataType, range] = {pl.Int64(): range(-INT64, INT64), pl.UIn
 
 
 def emitted_types(stage: Stage) -> Schema:
-    """Types of the columns that the `Emit` of a stage reads; None if it has none, or the types are not known."""
-    if not isinstance(stage.aggregate.emit, Emit):
-        return None
-    schema = stage.schema
-    for step in stage.before:
-        schema = schema_after(step, schema)
-    return None if schema is None else emit_types(stage.aggregate, schema)
+    """Types of the columns that the `Emit` of a stage reads; none if it has none."""
+    return emit_types(stage.aggregate, stage.arriving) if isinstance(stage.aggregate.emit, Emit) else {}
 
 
 def typed(field: str, value: Any, dtype: pl.DataType) -> Any:
@@ -70,7 +66,7 @@ def emitted_row(
         inputs: Values of `Aggregate.inputs` for the element.
         before: State of the fold before the element.
         after: The state after it.
-        types: Types of the columns that the `Emit` reads, if known.
+        types: Types of the columns that the `Emit` reads.
         always: Ignore the condition.
 
     Raises:
@@ -82,8 +78,10 @@ def emitted_row(
     row = {name: inputs[emit_input(name)] for name in emit.read}
     for begin, state in ((OLD, before), (NEW, after)):
         for name in emit.fields:
-            value = fold.fields[name].result(state[name])
-            row[begin + name] = value if types is None else typed(name, value, types[begin + name])
+            row[begin + name] = value = fold.fields[name].result(state[name])
+            if begin + name in types:
+                with suppress(EnvelopeError) if isinstance(types, Passed) else nullcontext():
+                    row[begin + name] = typed(name, value, types[begin + name])
     [found] = evaluate_values([row], emit.wanted(), types)
     if isinstance(found, EnvelopeError):
         raise found

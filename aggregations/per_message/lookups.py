@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from aggregations.definition.expressions import is_mapping, key_bytes
 from aggregations.definition.lookups import LatestRow, Lookup, Missing, Row
+from aggregations.definition.schemas import schema_after
 from aggregations.errors import FlowError, RunRefusedError
 from aggregations.per_message.cause import Cause
 from envelope import EnvelopeError, Reason
@@ -83,8 +84,7 @@ def look_up(applied: "Applied", step: Lookup) -> None:
         element.of({**element.value, **new_columns(step, row)}) if is_mapping(element.value) else element
         for element, row in zip(applied.elements, found, strict=True)
     ]
-    if applied.schema is not None:
-        applied.schema = {**applied.schema, **step.types}
+    applied.schema = schema_after(step, applied.schema)
 
 
 def new_columns(step: Lookup, row: Row | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from aggregations.definition.element import Element
 from aggregations.definition.expressions import is_mapping
 from aggregations.definition.flow import Flow
 from aggregations.definition.inputs import merged_schema
+from aggregations.definition.schemas import Passed
 from aggregations.per_message.publishing import Marking
 from aggregations.per_message.steps import Applied, apply_steps
 
@@ -28,7 +29,7 @@ def merged(flow: Flow[Any], elements: Sequence[Element[Any]], marking: Marking |
         whole.outputs += applied.outputs
         whole.filtered += applied.filtered
         found = applied.elements
-        whole.elements += found if schema is None else [_with_columns(element, schema) for element in found]
+        whole.elements += found if isinstance(schema, Passed) else [_with_columns(element, schema) for element in found]
     return whole
 
 

@@ -1,20 +1,27 @@
 """Expressions over the values of single elements: what the per-message path evaluates.
 
-The result for a value depends only on that value, never on the rest of the batch: values without a
-declared schema share a frame only with values of the same names and types, since polars would
-combine integers and floats in one column, and would fill a missing column with nulls.
+The result for a value depends only on that value, never on the rest of the batch: values that a function made share a
+frame only with values of the same names and types, since polars would combine integers and floats in one column, and
+would fill a missing column with nulls.
+
+What a function passes on has the type of its column, if it fits. So null, an empty list and a small number are in an
+expression what they are without the function. Other values have types of their own, which a null and an empty list do
+not have: they get the first of some types with which the expression can be evaluated.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice, product
+from math import isnan
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from aggregations.definition.element import Element
-from aggregations.definition.expressions import CANNOT, NO_COLUMNS, Expression, columns_of, is_mapping, parsed
+from aggregations.definition.expressions import CANNOT, NO_COLUMNS, TRIED, Expression, columns_of, is_mapping, parsed
 from aggregations.definition.integers import LEFT_64_BITS, select_exact
-from aggregations.definition.schemas import Schema
+from aggregations.definition.schemas import Passed, Schema
 from aggregations.definition.system import SYSTEM_COLUMNS, system_values
 from envelope import EnvelopeError, Reason
 
@@ -23,6 +30,10 @@ _INT64 = 2**63
 _ABSENT = object()
 _ALONE = object()
 _ROW = "\0row"  # not a valid column name of a message
+_FILLS = ((pl.Null(), pl.Int64()), *((kind, kind) for kind in TRIED))
+"""Types to try for nulls, and for nulls in lists: a null fits every other operand of an expression."""
+_MOST_FILLS = 200
+"""Combinations that are tried: all of two columns."""
 
 
 def evaluate_elements(elements: Sequence[Element[Any]], wanted: Mapping[str, Expression], schema: Schema) -> list[Any]:
@@ -51,7 +62,7 @@ def evaluate_values(values: Sequence[Any], wanted: Mapping[str, Expression], sch
     Args:
         values: Mappings of column names to values; anything else has no columns.
         wanted: Expressions by name of the result.
-        schema: Dtypes of the columns, where they are known.
+        schema: Dtypes of the columns.
 
     Returns:
         One result per value: a mapping with the names of `wanted`, or an `EnvelopeError` with the reason.
@@ -62,8 +73,8 @@ def evaluate_values(values: Sequence[Any], wanted: Mapping[str, Expression], sch
     needed = {name: parsed(of) for name, of in wanted.items()}
     roots = sorted(columns_of(needed.values()))
     results: list[Any] = [_checked(value, roots) for value in values]
-    for rows in _alike(results, roots, schema):
-        found = _evaluated([results[i] for i in rows], roots, needed, schema)
+    for rows, types in _alike(results, roots, needed, schema):
+        found = _evaluated([results[i] for i in rows], roots, needed, types, strict=isinstance(schema, Passed))
         for i, row in zip(rows, found, strict=True):
             results[i] = row
     return results
@@ -104,18 +115,52 @@ def _checked(value: Any, roots: Iterable[str | None]) -> Any:
     return value
 
 
-def _alike(values: Sequence[Any], roots: Sequence[str], schema: Schema) -> Iterable[list[int]]:
-    """Indices of the values that may share a frame."""
+def _alike(
+    values: Sequence[Any], roots: Sequence[str], needed: Mapping[str, pl.Expr], schema: Schema
+) -> Iterable[tuple[list[int], Mapping[str, pl.DataType]]]:
+    """Indices of the values that may share a frame, and the types of its columns, as far as they are known."""
+    rows = [i for i, value in enumerate(values) if not isinstance(value, EnvelopeError)]
+    types = {name: dtype for name in roots if (dtype := SYSTEM_COLUMNS.get(name) or schema.get(name)) is not None}
+    if not isinstance(schema, Passed):
+        return [(rows, types)] if rows else []
+    fit = {name: _fitting([values[i][name] for i in rows], dtype) for name, dtype in types.items()}
     groups: dict[Any, list[int]] = {}
-    for i, value in enumerate(values):
-        if not isinstance(value, EnvelopeError):
-            alike = None if schema else _signature([value[name] for name in roots])
-            groups.setdefault(i if alike is _ALONE else (alike,), []).append(i)
-    return groups.values()
+    for at, i in enumerate(rows):
+        known = tuple(name for name in types if fit[name][at])
+        alike = _signature([values[i][name] for name in roots if name not in known])
+        groups.setdefault((known, i if alike is _ALONE else (alike,)), []).append(i)
+    found = []
+    for (known, _), mine in groups.items():
+        of_known = {name: types[name] for name in known}
+        found.append((mine, _completed(of_known, values[mine[0]], roots, needed)))
+    return found
 
 
-def _dtype(column: str, schema: Schema) -> pl.DataType | None:
-    return SYSTEM_COLUMNS.get(column) or (schema or {}).get(column)
+def _fitting(values: Sequence[Any], dtype: pl.DataType) -> list[bool]:
+    """Whether a column of this type has each value as it is."""
+    try:
+        found = pl.Series(values, dtype=dtype, strict=True).to_list()
+    except (Exception, pl.exceptions.PanicException):
+        if len(values) < 2:
+            return [False] * len(values)
+        half = len(values) // 2
+        return _fitting(values[:half], dtype) + _fitting(values[half:], dtype)
+    return list(map(_is_same, values, found))
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Whether two values are equal, and of the same types."""
+    match other:
+        case list():
+            return isinstance(value, list | tuple) and len(value) == len(other) and all(map(_is_same, value, other))
+        case dict():
+            return (
+                is_mapping(value) and value.keys() == other.keys() and all(_is_same(value[k], other[k]) for k in other)
+            )
+    value = plain(value)
+    return type(value) is type(other) and (
+        value == other or (isinstance(other, float) and isnan(other) and isnan(value))
+    )
 
 
 def _signature(values: Sequence[Any]) -> Any:
@@ -124,21 +169,57 @@ def _signature(values: Sequence[Any]) -> Any:
     return kinds if small and _SCALARS.issuperset(kinds) else _ALONE
 
 
+def _completed(
+    types: Mapping[str, pl.DataType], value: Mapping[str, Any], roots: Sequence[str], needed: Mapping[str, pl.Expr]
+) -> Mapping[str, pl.DataType]:
+    """The types of the columns of a value, and of those like it, with types for nulls and the items of empty lists."""
+    own: dict[str, list[Any]] = {}
+    for name in roots:
+        if name not in types:
+            with suppress(Exception, pl.exceptions.PanicException):
+                dtype = pl.Series([value[name]], strict=True).dtype
+                own[name] = list(dict.fromkeys(_filled(dtype, null, item) for null, item in _FILLS))
+    open_ = any(len(kinds) > 1 for kinds in own.values())
+    for chosen in islice(product(*own.values()), _MOST_FILLS) if open_ else ():
+        filled = {**types, **dict(zip(own, chosen, strict=True))}
+        with suppress(Exception, pl.exceptions.PanicException):
+            pl.DataFrame(schema=filled).select(**needed)
+            return filled
+    return types
+
+
+def _filled(dtype: Any, null: Any, item: Any) -> Any:
+    """A type with other types for nulls, and for nulls in lists."""
+    match dtype:
+        case pl.Null():
+            return null
+        case pl.List():
+            return pl.List(_filled(dtype.inner, item, item))
+        case pl.Struct():
+            return pl.Struct({field.name: _filled(field.dtype, null, item) for field in dtype.fields})
+    return dtype
+
+
 def _evaluated(
-    values: Sequence[Mapping[str, Any]], roots: Sequence[str], needed: Mapping[str, pl.Expr], schema: Schema
+    values: Sequence[Mapping[str, Any]],
+    roots: Sequence[str],
+    needed: Mapping[str, pl.Expr],
+    types: Mapping[str, pl.DataType],
+    *,
+    strict: bool,
 ) -> list[Any]:
     """Evaluate for every value; if that raises, for each half: only the values that raise fail."""
     # A frame without columns would have no rows.
     data: dict[str, Any] = {_ROW: range(len(values)), **{name: [value[name] for value in values] for name in roots}}
-    known = {name: dtype for name in roots if (dtype := _dtype(name, schema)) is not None}
     try:
-        frame = pl.DataFrame(data, schema_overrides=known, strict=not schema)
+        frame = pl.DataFrame(data, schema_overrides=types, strict=strict)
         found, overflow = select_exact(frame, needed)
     except (Exception, pl.exceptions.PanicException) as error:
         if len(values) == 1:
             # Polars has no type for an integer that long.
             return [_OVERFLOW if isinstance(error, OverflowError) else _FAILED]
         half = len(values) // 2
-        return [row for part in (values[:half], values[half:]) for row in _evaluated(part, roots, needed, schema)]
+        parts = (values[:half], values[half:])
+        return [row for part in parts for row in _evaluated(part, roots, needed, types, strict=strict)]
     rows = list(found.iter_rows(named=True))
     return rows if overflow is None else [_OVERFLOW if left else row for row, left in zip(rows, overflow, strict=True)]

@@ -10,7 +10,7 @@ from aggregations.definition.emit import Emit
 from aggregations.definition.flow import Aggregate
 from aggregations.definition.folds import copied
 from aggregations.definition.inputs import SiblingPolicy, siblings_of
-from aggregations.definition.schemas import Schema
+from aggregations.definition.schemas import UNKNOWN, Schema
 from aggregations.definition.sessions import remaining
 from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.cause import Cause, refusal
@@ -154,7 +154,7 @@ def fold_stage(
     excluded: Mapping[Node, Cause] | None = None,
     evict: bool = True,
     replays: bool = False,
-    types: Schema = None,
+    types: Schema = UNKNOWN,
     holes: bool = True,
     removed: int | None = None,
 ) -> StageOutcome:

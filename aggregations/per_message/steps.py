@@ -128,7 +128,7 @@ def apply_steps(
     Args:
         steps: The steps.
         elements: The elements.
-        schema: Columns before the steps; None when a callable determines the value.
+        schema: Columns before the steps.
         marking: Marks what the steps publish.
         tables: What the steps look up.
         publisher: Makes the messages of publish steps; None for `output_of`.
@@ -178,22 +178,20 @@ def _map(applied: Applied, step: Map) -> None:
     if step.function is not None:
         values = applied.each(step.function)
         applied.elements = [element.of(value) for element, value in zip(applied.elements, values, strict=True)]
-        applied.schema = None
+        applied.schema = schema_after(step, applied.schema)
         return
     rows = applied.columns(step.columns)
     rows = applied.survivors(list(map(_beside, applied.elements, rows)))
     applied.elements = [
         element.of({**element.value, **row}) for element, row in zip(applied.elements, rows, strict=True)
     ]
-    if applied.schema is not None:
-        applied.schema = schema_after(step, applied.schema)
+    applied.schema = schema_after(step, applied.schema)
 
 
 def _flat_map(applied: Applied, step: FlatMap) -> None:
     if not callable(step.items):
         _explode(applied, step.column, step.items)
-        if applied.schema is not None:
-            applied.schema = schema_after(step, applied.schema)
+        applied.schema = schema_after(step, applied.schema)
         return
     function = step.items
     collections = applied.each(lambda element: list(function(element)))
@@ -202,7 +200,7 @@ def _flat_map(applied: Applied, step: FlatMap) -> None:
         for element, collection in zip(applied.elements, collections, strict=True)
         for n, value in enumerate(collection)
     ]
-    applied.schema = None
+    applied.schema = schema_after(step, applied.schema)
 
 
 def _explode(applied: Applied, column: str, items: Expression) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregations.columns.steps import FAILURES, evaluate_columns
+from aggregations.definition.schemas import UNKNOWN
 from aggregations.per_message.rows import evaluate_values
 from envelope import EnvelopeError, Reason
 
@@ -174,5 +175,5 @@ def test_every_expression_is_what_python_computes_or_refused_as_overflow(epoch: 
     assert [one.reason if isinstance(one, EnvelopeError) else one["_"] for one in values] == wanted
     # Without a schema a value has the types that Python's integers take; a null has none.
     known = [(row, one) for row, one in zip(rows, wanted, strict=True) if None not in row.values()]
-    values = evaluate_values([row for row, _ in known], {"_": epoch.expr}, None)
+    values = evaluate_values([row for row, _ in known], {"_": epoch.expr}, UNKNOWN)
     assert [one.reason if isinstance(one, EnvelopeError) else one["_"] for one in values] == [one for _, one in known]

@@ -10,6 +10,7 @@ from aggregations.definition.description import lines_of
 from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Filter, FlatMap, Flow, Map, Publish
+from aggregations.definition.schemas import Passed
 from aggregations.definition.source import Topic
 from aggregations.errors import FlowError
 from tests.support.pure import COLUMNS, bare
@@ -114,14 +115,14 @@ def test_each_stage_knows_the_columns_in_front_of_it():
     )
     assert set(flow.stages[0].schema) == set(COLUMNS)
     assert flow.stages[1].schema == {**flow.stages[0].schema, "half": pl.Float64()}
-    assert flow.tail_schema is None
-    assert flow.schema is None
+    assert isinstance(flow.tail_schema, Passed)
+    assert flow.tail_schema == flow.schema == flow.stages[1].schema
 
 
-def test_a_flow_that_emits_has_no_known_columns_behind_the_stage():
+def test_a_flow_that_emits_by_a_function_knows_behind_the_stage_only_what_it_may_pass_on():
     flow = legs().aggregate("a", "tail", COUNT, emit=lambda element, state: [state])
-    assert flow.schema is None
-    assert flow.aggregate("b", "anything", COUNT).stages[1].schema is None
+    assert isinstance(flow.schema, Passed)
+    assert isinstance(flow.aggregate("b", "anything", COUNT).stages[1].schema, Passed)
 
 
 def test_a_flow_survives_pickling_with_its_definitions():
@@ -218,6 +219,10 @@ BAD = {
     "a map that is no function": (lambda: legs().map(3), "takes a function"),
     "a map of several rows": (lambda: legs().map(x=pl.col("minutes").sum()), "several rows"),
     "a map to a reserved column": (lambda: legs().map(_p0="minutes"), "reserved; rename _p0"),
+    "a map that does not fit, beside one that may overflow": (
+        lambda: legs().map(a=pl.col("minutes") * 2, b=pl.col("minutes").str.len_chars()),
+        "does not fit",
+    ),
     "a map of a missing column": (lambda: legs().map(x="minuts"), "no column minuts"),
     "a field of a missing column": (lambda: legs().aggregate("a", "tail", Fields(s=total("minuts"))), "no column"),
     "a total of text": (lambda: legs().aggregate("a", "tail", Fields(s=total("tail"))), "total of text"),

@@ -4,13 +4,14 @@ import numpy as np
 import polars as pl
 import pytest
 
+from aggregations.definition.schemas import UNKNOWN, Passed
 from aggregations.per_message.rows import evaluate_values
 from envelope import EnvelopeError, Reason
 
 DOUBLE = {"double": pl.col("x") * 2}
 
 
-def results(values, wanted=DOUBLE, schema=None):
+def results(values, wanted=DOUBLE, schema=UNKNOWN):
     """The values found, or the reason code of the failure."""
     found = evaluate_values(values, wanted, schema)
     return [one.reason.value if isinstance(one, EnvelopeError) else one for one in found]
@@ -93,3 +94,39 @@ def test_the_reason_is_a_code_and_quotes_no_value():
 )
 def test_an_integer_that_leaves_64_bits_is_refused_by_name(value, wanted):
     assert results([value, {"x": 1}]) == [wanted, {"double": 2}]
+
+
+LISTS = {"sum": pl.col("l").list.sum(), "letters": pl.col("t").str.len_chars(), "first": pl.col("l").list.first()}
+COLUMNS = {"l": pl.List(pl.Int64()), "t": pl.String()}
+
+
+@pytest.mark.parametrize("schema", [COLUMNS, Passed(COLUMNS), UNKNOWN], ids=["columns", "passed on", "unknown"])
+def test_a_null_and_an_empty_list_fit_every_expression(schema):
+    values = [{"l": [], "t": None}, {"l": None, "t": "ab"}, {"l": [None], "t": ""}, {"l": [1, 2], "t": None}]
+    assert results(values, LISTS, schema) == [
+        {"sum": 0, "letters": None, "first": None},
+        {"sum": None, "letters": 2, "first": None},
+        {"sum": 0, "letters": 0, "first": None},
+        {"sum": 3, "letters": None, "first": 1},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([5, 300, -1, 1.5, "a", None], pl.UInt8()),
+        ([0.5, 5, True], pl.Float64()),
+        ([[], [1], ["a"], (2, 3), None], pl.List(pl.Int64())),
+        ([{"a": 1, "b": None}, {"a": 1}, {"a": "x", "b": None}], pl.Struct({"a": pl.Int64(), "b": pl.String()})),
+    ],
+    ids=["integers", "floats", "lists", "structs"],
+)
+def test_a_value_that_does_not_fit_the_column_has_its_own_type_whatever_is_beside_it(values, dtype):
+    alone = [repr(results([{"x": one}], {"_": pl.struct("x")}, Passed(x=dtype))) for one in values]
+    together = results([{"x": one} for one in values], {"_": pl.struct("x")}, Passed(x=dtype))
+    assert [repr([one]) for one in together] == alone
+    assert [one["_"]["x"] for one in together] == [list(one) if isinstance(one, tuple) else one for one in values]
+
+
+def test_a_small_integer_that_a_function_passes_on_keeps_its_width():
+    assert results([{"x": 5}, {"x": 300}], {"_": ~pl.col("x")}, Passed(x=pl.UInt8())) == [{"_": 250}, {"_": -301}]

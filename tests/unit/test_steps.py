@@ -8,6 +8,7 @@ import pytest
 from aggregations.definition.aggregates import count
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Aggregate, Divert, Filter, FlatMap, Map, Publish
+from aggregations.definition.schemas import UNKNOWN, Passed
 from aggregations.per_message.arrivals import arrive
 from aggregations.per_message.ledger import Ledger
 from aggregations.per_message.steps import apply_steps
@@ -78,10 +79,10 @@ def test_a_map_by_expressions_adds_columns_and_keeps_the_lineage():
     assert applied.schema == {**SCHEMA, "hours": pl.Float64()}
 
 
-def test_a_map_by_a_function_makes_a_new_value_and_forgets_the_columns():
+def test_a_map_by_a_function_makes_a_new_value_and_may_pass_columns_on():
     applied = apply(Map(function=lambda one: one["minutes"] * 2), legs(7))
     assert [one.value for one in applied.elements] == [14]
-    assert applied.schema is None
+    assert applied.schema == Passed(SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_a_generator_that_fails_half_way_gives_no_items():
 
 
 def published(step, one):
-    [output] = apply(step, [one], None).outputs
+    [output] = apply(step, [one], UNKNOWN).outputs
     return output, decode(output.value)
 
 
@@ -191,7 +192,7 @@ def test_a_collection_too_large_to_number_its_outputs_is_rejected_whole(indices)
 
 
 def test_a_value_that_json_cannot_hold_is_rejected_and_not_published():
-    applied = apply(Publish("out", name="f"), [element({"x": object()}), element({"x": 1}, 1)], None)
+    applied = apply(Publish("out", name="f"), [element({"x": object()}), element({"x": 1}, 1)], UNKNOWN)
     assert len(applied.outputs) == 1
     assert rejections(applied) == [(0, Reason.TRANSFORM_FAILED)]
 
@@ -199,7 +200,7 @@ def test_a_value_that_json_cannot_hold_is_rejected_and_not_published():
 COUNT = Fields(n=count())
 
 
-def at_stage(elements, key="tail", fold=COUNT, schema=None, siblings=Siblings.EVENT_ID, **options):
+def at_stage(elements, key="tail", fold=COUNT, schema=UNKNOWN, siblings=Siblings.EVENT_ID, **options):
     applied = apply_steps([], elements, schema)
     arrivals = arrive(
         Aggregate("a", key, fold, **options),
