@@ -183,6 +183,7 @@ def _topic(topic: Topic, tombstones: Tombstones = Tombstones.SKIP) -> str:
         f"at most {length_text(topic.ahead_seconds)} ahead": topic.ahead_seconds != AHEAD,
         f"idle after {topic.idle}": topic.idle is not None,
         f"skew {topic.skew}": topic.skew is not None,
+        f"stable {' '.join(topic.stable)}": bool(topic.stable),
         repr(topic.limits): topic.limits != DEFAULT_LIMITS,
     }
     return ", ".join([topic.name, *(option for option, is_given in given.items() if is_given)])

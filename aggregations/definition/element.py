@@ -45,6 +45,10 @@ class Record:
 class Element(Generic[T]):
     """One event on its way through a flow, with its origin.
 
+    A function that decides, such as a predicate or a key, must return the same for each delivery of an event. So it must
+    not use `own`, `partition`, `offset`, `timestamp_ms`, hops of `chain` after the first one, or headers that
+    another delivery may not have; see `aggregations.definition.stability`.
+
     Attributes:
         value: Result of the previous steps; at the source a mapping of column names to values, None for a tombstone.
         key: The record's key.

@@ -48,6 +48,7 @@ from aggregations.definition.reading import Reading
 from aggregations.definition.schemas import Passed, Schema, check_columns, schema_after
 from aggregations.definition.sessions import SessionWindow, check_window
 from aggregations.definition.source import Topic, check_source
+from aggregations.definition.stability import check_decisions, differing
 from aggregations.definition.stages import Stage, definition_of_sources, definition_without_stage, published_after
 from aggregations.definition.tables import Joining
 from aggregations.definition.windows import Window
@@ -90,7 +91,8 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
 
     Supported: column names and polars expressions (vectorised), and plain callables on `Element`
     (per message), for keys, filters, maps and diversions; both give the same result.
-    Not supported: expressions over several rows.
+    Not supported: expressions over several rows, and keys and other decisions by what differs between two deliveries of
+    an event, such as `_offset`: see `aggregations.definition.stability`. In functions this is not checked; see `Element`.
 
     Attributes:
         name: Name of the flow: part of every state's identity.
@@ -312,8 +314,9 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
     def _with(self, where: str, step: Step | Aggregate) -> "Flow[T]":
         if not self.inputs:
             raise FlowError(f"flow {self.name!r} has no source(): call it before {where}")
-        if not isinstance(self.schema, Passed):
-            with located(where):
+        with located(where):
+            check_decisions(step, differing(self.inputs, self.steps))
+            if not isinstance(self.schema, Passed):
                 check_merged(step, self.inputs, self.schema, self.steps)
                 check_columns(step, self.schema)
         return replace(self, steps=(*self.steps, step))

@@ -4,6 +4,7 @@
 batches with the same result.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -23,6 +24,7 @@ from aggregations.definition.expressions import (
 )
 from aggregations.definition.payloads import Json, Payload, Protobuf, Raw, payload_of
 from aggregations.definition.schemas import types_of
+from aggregations.definition.stability import check_decision, checked_stable
 from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.definition.windows import duration
 from aggregations.errors import FlowError
@@ -58,6 +60,9 @@ class Topic:
             `10m` of real time; None if they never do.
         skew: How far in event time its partitions may be read ahead of others that have more to read than one batch takes,
             such as `10m`; None for any distance. It determines only the order of reading.
+        stable: Those of the columns `_partition`, `_offset`, `_timestamp`, `_headers` and `_chain` that are the same in
+            every delivery of an event to this topic, so that they may decide: see `aggregations.definition.stability`.
+            For example `_headers`, if whoever sends an event again sends the same headers.
         ahead_seconds: `ahead` in seconds.
         idle_seconds: `idle` in seconds.
         skew_seconds: `skew` in seconds.
@@ -81,6 +86,7 @@ class Topic:
     idle_seconds: int | None = field(init=False, repr=False)
     skew: str | None = field(compare=False)
     skew_seconds: int | None = field(init=False, repr=False)
+    stable: tuple[str, ...]
 
     def __init__(
         self,
@@ -96,6 +102,7 @@ class Topic:
         ahead: str = "1h",
         idle: str | None = None,
         skew: str | None = None,
+        stable: Collection[str] = (),
     ) -> None:
         check_type("Topic(): limits=", limits, Limits, "envelope.Limits(...)")
         topic = topic_name(name, limits)
@@ -114,7 +121,7 @@ class Topic:
                 *(topic, kind, envelope, *policies, _member("tombstones=", Tombstones, tombstones)),
                 *(time, ahead, duration("ahead=", ahead, least=0), text),
                 *(idle, None if idle is None else duration("idle=", idle)),
-                *(skew, None if skew is None else duration("skew=", skew)),
+                *(skew, None if skew is None else duration("skew=", skew), checked_stable(stable)),
             )
         for name_of_field, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name_of_field, value)
@@ -156,8 +163,9 @@ def check_source(topic: object) -> None:
 def _check_time(time: Expression, schema: dict[str, pl.DataType]) -> None:
     """Check that an expression over the payload's columns gives integers."""
     check_column("time=", time)
+    check_decision("time=", time)
     if others := sorted(columns_of([parsed(time)]) & SYSTEM_COLUMNS.keys()):
-        raise FlowError(f"time= reads {', '.join(others)}, which differs between two deliveries of an event")
+        raise FlowError(f"time= takes an expression over the payload's columns; {', '.join(others)} is not one of them")
     dtype = types_of({"": parsed(time)}, schema)[""]
     if not dtype.is_integer():
         raise FlowError(

@@ -1,6 +1,7 @@
 """Facts about a record that expressions can use as columns, such as `_key`: what functions read from the element.
 
-Their names begin with an underscore; those of a payload's columns do not.
+Their names begin with an underscore; those of a payload's columns do not. `aggregations.definition.stability` says which
+may decide.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -142,6 +142,7 @@ def _as_table(topic: Topic) -> Topic:
         tombstones=Tombstones.ELEMENT,
         time=topic.time,
         ahead=topic.ahead,
+        stable=topic.stable,
     )
 
 

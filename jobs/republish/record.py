@@ -29,6 +29,9 @@ KEEP: Final = Keep.KEEP
 class InputRecord:
     """One input record, as its transform sees it. Do not change it.
 
+    If the topic is itself republished, another delivery of the event has another `partition`, `offset` and
+    `timestamp_ms`, other hops after the first one, and may have other headers: they must not decide about outputs.
+
     Attributes:
         topic: Topic it was read from.
         partition: Its partition.
@@ -186,7 +189,8 @@ PASS: Final = OutputRecord()
 """The input unchanged, with one more hop."""
 
 Transform: TypeAlias = Callable[[InputRecord], OutputRecord | Iterable[OutputRecord] | None]
-"""None drops the record. The order of the outputs must be the same in every run: it determines their fan-out index."""
+"""None drops the record. The outputs, their order, keys and topics must be the same in every run and for each delivery of
+an event: the order determines their fan-out index."""
 
 
 def identity(record: InputRecord) -> OutputRecord:

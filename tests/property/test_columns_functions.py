@@ -13,6 +13,7 @@ from aggregations.definition.element import Element, Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
+from aggregations.definition.stability import DIFFERING
 from envelope import Envelope, Hop, Tombstones, encode
 from tests.messages import Every
 from tests.support.both import TOPIC_ID, Both, record
@@ -165,7 +166,7 @@ SUMS = Fields(n=count(), m=total("minutes"), at=last("_offset"))
 
 @st.composite
 def flows(draw: st.DrawFn) -> Flow[Any]:
-    flow: Flow[Any] = Flow("odd").source(wrapped(tombstones=draw(st.sampled_from(Tombstones))))
+    flow: Flow[Any] = Flow("odd").source(wrapped(tombstones=draw(st.sampled_from(Tombstones)), stable=DIFFERING))
     steps = ["filter", "divert", "map", "publish", "columns", "lists", "headers"]
     for step in draw(st.lists(st.sampled_from(steps), max_size=3, unique=True)):
         flow = added(flow, step)
@@ -246,7 +247,7 @@ SEEN = Fields(
 def test_expressions_read_headers_and_chain_without_any_function(
     given_batches: list[list[Record]], first: str | pl.Expr, second: str | pl.Expr, envelope: bool
 ) -> None:
-    flow = Flow("lists").source(wrapped() if envelope else bare())
+    flow = Flow("lists").source((wrapped if envelope else bare)(stable=DIFFERING))
     flow = (
         flow.filter(pl.col("_chain").list.len() < 2).aggregate("first", first, SEEN).aggregate("second", second, SEEN)
     )

@@ -12,6 +12,7 @@ from aggregations.definition.aggregates import count, last, total
 from aggregations.definition.element import Element, Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
+from aggregations.definition.stability import DIFFERING
 from tests.support.both import Both
 from tests.support.drawn import bring_back, chained_batches
 from tests.support.pure import TOPIC, wrapped
@@ -116,7 +117,7 @@ def added(flow: Flow[Any], step: str, name: str) -> Flow[Any]:
 
 @st.composite
 def flows(draw: st.DrawFn) -> Flow[Any]:
-    flow: Flow[Any] = Flow("made").source(wrapped())
+    flow: Flow[Any] = Flow("made").source(wrapped(stable=DIFFERING))
     for part, stage in enumerate(["first", "second", "end"]):
         steps = draw(st.lists(st.sampled_from([*STEPS, *MAKING]), max_size=3))
         for number, step in enumerate(steps):

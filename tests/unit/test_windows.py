@@ -72,6 +72,7 @@ def counts(runner: MemoryRunner, stage: str = "screw") -> dict[str, int]:
         (lambda: Topic("a", Json({"at": str}), time="at"), "an integer in milliseconds"),
         (lambda: Topic("a", Json({"at": int}), time="then"), "no column then"),
         (lambda: Topic("a", Json({"at": int}), time="_timestamp"), "differs between two deliveries"),
+        (lambda: Topic("a", Json({"at": int}), time="_event_time_us"), "_event_time_us is not one of them"),
         (lambda: Topic("a", Json({"at": int}), time="at", ahead="soon"), "ahead= takes"),
     ],
 )

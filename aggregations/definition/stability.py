@@ -1,0 +1,172 @@
+"""What differs between two deliveries of an event decides nothing: the rule for every expression of a flow.
+
+A producer or a republisher sends an event again after a crash, and an operator redrives it. A state drops the copy
+because it holds the event's position. So the copy must come to this state: whatever decides on the way has to give the
+same answer for each delivery.
+
+| column | in another delivery |
+|---|---|
+| the payload's, `_key`, `_topic`, `_event_id`, `_event_time_us` | the same: they belong to the event and its path |
+| `_chain` | the same first hop, the root; further hops are the places of other records |
+| `_partition`, `_offset`, `_timestamp` | those of another record |
+| `_headers` | headwater's republishers, copies and redrives keep them, and what a mirror adds repeats the envelope; other producers may write a trace, an attempt or a time into them |
+
+Refused for `DIFFERING`, and for columns that `map` or `Emit` made of them: an expression that **decides** which elements
+are passed on or folded (`filter`, `divert`, `branch`, `flat_map`, `Emit.when`, `where=` of a field), under which key or
+at which time (keys of stages, lookups and outputs, the choice of a topic, `Topic(time=)`), which of several events a
+field has (`by=`), or what a filter compares.
+
+Allowed: an expression whose result is only **stored**, as a column of `map` or `Emit`, or by a field that folds it. The
+result is that of the delivery that was folded, which is the first that the flow has read.
+
+`Topic(stable=)` declares columns that are the same in every delivery to a topic. Functions cannot be checked.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import polars as pl
+
+from aggregations.definition.emit import NEW, OLD, Emit
+from aggregations.definition.expressions import Expression, columns_of, describe_expression, parsed, text_of
+from aggregations.definition.fields import Fields
+from aggregations.definition.judging import Judging
+from aggregations.definition.lookups import Lookup
+from aggregations.definition.operators import Aggregate, Branch, Divert, Filter, FlatMap, Map, Publish
+from aggregations.definition.system import CHAIN, HEADERS, OFFSET, PARTITION, TIMESTAMP
+from aggregations.errors import FlowError
+from envelope.filters.arrival import FromValue
+
+if TYPE_CHECKING:
+    from aggregations.definition.inputs import Input
+
+DIFFERING: Final = frozenset({CHAIN, HEADERS, OFFSET, PARTITION, TIMESTAMP})
+"""Columns of a record that may differ between two deliveries of an event."""
+
+Origins: TypeAlias = Mapping[str, frozenset[str]]
+"""Columns that may differ between two deliveries, each with those of `DIFFERING` that it is made of."""
+
+_EACH: Final[Origins] = {name: frozenset({name}) for name in DIFFERING}
+_CHAIN: Final = f'{{"Column":"{CHAIN}"}}'
+_FIRST_HOP: Final = re.compile(rf'"Get":(true|false)}}}},"input":\[{_CHAIN},{{"Literal":{{"Dyn":{{"Int":0}}}}}}\]')
+"""`list.first()` and `list.get(0)` of the chain, in the text of `describe_expression`."""
+
+
+def checked_stable(stable: object) -> tuple[str, ...]:
+    """Read the argument `stable=` of a topic.
+
+    Raises:
+        FlowError: It is not a list of columns of `DIFFERING`.
+    """
+    wanted = f"stable= takes a list of columns, of {', '.join(sorted(DIFFERING))}"
+    if isinstance(stable, str) or not isinstance(stable, Collection):
+        raise FlowError(f"{wanted}; got {stable!r}")
+    if others := [name for name in stable if name not in DIFFERING]:
+        raise FlowError(f"{wanted}; got {others[0]!r}")
+    return tuple(sorted(set(stable)))
+
+
+def differing(inputs: Iterable["Input"], steps: Iterable[object]) -> Origins:
+    """The columns behind the steps of a flow that may differ between two deliveries of an event."""
+    found: dict[str, frozenset[str]] = {}
+    for one in inputs:
+        own = {name: of for name, of in _EACH.items() if name not in one.topic.stable}
+        for name, of in _behind(one.steps, own).items():
+            found[name] = of | found.get(name, frozenset())
+    return _behind(steps, found)
+
+
+def check_decision(what: str, argument: object, origins: Origins = _EACH) -> None:
+    """Check that what decides is the same in every delivery of an event.
+
+    Args:
+        what: The argument, for the error.
+        argument: A column or an expression; anything else is not checked.
+        origins: The columns that may differ.
+
+    Raises:
+        FlowError: It reads one of them.
+    """
+    if isinstance(argument, str | pl.Expr) and (read := _origins(argument, origins)):
+        made = "" if read <= columns_of([parsed(argument)]) else f", as {text_of(argument)}"
+        names = sorted(read)
+        raise FlowError(
+            f"{what} reads {', '.join(names)}{made}: what differs between two deliveries of an event must not decide, or a "
+            "copy counts again. Read the payload, _event_time_us, _event_id or the first hop of _chain; or, if every "
+            f"delivery has the same, declare Topic(..., stable={names})"
+        )
+
+
+def check_decisions(step: object, origins: Origins) -> None:
+    """Check every expression of a step that decides; see `check_decision`.
+
+    Raises:
+        FlowError: One reads a column that may differ between two deliveries.
+    """
+    for what, argument in _decisions(step):
+        check_decision(what, argument, {**origins, **_of_state(step, origins)})
+
+
+def _decisions(step: object) -> Iterator[tuple[str, object]]:
+    match step:
+        case Filter(argument) | Divert(argument) | FlatMap(argument) | Branch(when=argument):
+            yield "the expression", argument
+        case Lookup(key=key):
+            yield "key=", key
+        case Publish(topic, key):
+            yield "key=", key
+            yield "the choice of the topic", topic if step.topics else None
+        case Aggregate(fold=Judging() as judging):
+            for name in judging.columns:  # the time may be that of the record, as it is by default
+                yield "the filter", None if judging.time == FromValue(name) else name
+        case Aggregate(key=key, fold=fold, emit=emit):
+            yield "key=", key
+            for name, field in fold.fields.items() if isinstance(fold, Fields) else ():
+                yield f"by= of field {name!r}", field.by
+                yield f"where= of field {name!r}", field.where
+            yield "when() of emit=", emit.condition if isinstance(emit, Emit) else None
+
+
+def _behind(steps: Iterable[object], origins: Origins) -> Origins:
+    for step in steps:
+        match step:
+            case Map(columns, None):
+                kept = {name: of for name, of in origins.items() if name not in columns}
+                origins = {**kept, **_made(columns, origins)}
+            case Aggregate(emit=Emit(columns=columns)):
+                origins = {**_of_records(origins), **_made(columns, {**origins, **_of_state(step, origins)})}
+            case FlatMap(items) if not callable(items):
+                origins = {name: of for name, of in origins.items() if name != step.column}
+            case Map() | FlatMap():
+                origins = _of_records(origins)
+            case Aggregate() if step.makes:
+                origins = _of_records(origins)
+    return origins
+
+
+def _of_state(step: object, origins: Origins) -> Origins:
+    """The columns of a stage's state that its `Emit` reads."""
+    match step:
+        case Aggregate(fold=Fields(fields=fields), emit=Emit()):
+            state = _made({name: field.of for name, field in fields.items() if field.of is not None}, origins)
+            return {begin + name: of for begin in (OLD, NEW) for name, of in state.items()}
+    return {}
+
+
+def _of_records(origins: Origins) -> Origins:
+    """Without the columns of the elements' values."""
+    return {name: of for name, of in origins.items() if name in DIFFERING}
+
+
+def _made(columns: Mapping[str, Expression], origins: Origins) -> Origins:
+    return {name: of for name, made in columns.items() if (of := _origins(made, origins))}
+
+
+def _origins(argument: Expression, origins: Origins) -> frozenset[str]:
+    """The columns of `DIFFERING` of which the result of an expression is made."""
+    found = parsed(argument)
+    names = columns_of([found])
+    if CHAIN in names and CHAIN in origins and _CHAIN not in _FIRST_HOP.sub("", describe_expression(found)):
+        names -= {CHAIN}
+    return frozenset[str]().union(*(origins.get(name, ()) for name in names))
