@@ -105,7 +105,7 @@ class Decoder:
         self._payload_type = np.frombuffer((payload_type.full_name if payload_type else "").encode(), np.uint8)
         self._one = RecordDecoder(topic, columns, stamps=stamps)
         self._payloads = payload_columns(topic.payload, columns)
-        self._signatures = Signatures({} if topic_ids is None else topic_ids, topic.cluster)
+        self._signatures = Signatures({} if topic_ids is None else topic_ids, topic.cluster, topic.retries)
 
     def decode(self, records: pa.RecordBatch | pa.Table) -> Batch:
         """Read a batch.
@@ -303,7 +303,8 @@ def _positions(hops: Hops, codes: Ints, signatures: Sequence[Signature], own_off
 def _position(one: Decoded) -> list[int]:
     line = one.lineage.reduced()
     position = [line.root.offset, *(NO_INDEX if edge.index is None else edge.index for edge in line.edges)]
-    return position if one.lineage.redrive is None else [*position, line.own.offset]
+    back = one.lineage.redriven
+    return position if back is None else [*position, back.offset]
 
 
 def _without(part: _Part, payload_read: Mask, placed: Mask) -> _Part:

@@ -79,7 +79,8 @@ class Elements:
         """The hops of the record's envelope."""
         if not self.signatures[self._columns[schema.SIGNATURE][row]].chained:
             return ()
-        return chain_of(self._columns[schema.VALUE][row], self._topics(self._columns[schema.TOPIC][row]))
+        own = self._columns[schema.TOPIC][row]
+        return chain_of(self._columns[schema.VALUE][row], self._topics(own), own)
 
     def chained(self, row: int) -> bool:
         """Whether the record has a chain."""
@@ -122,11 +123,11 @@ class Elements:
         return self._columns[column][row] if column in self._columns.names else None
 
 
-def chain_of(value: bytes, topic: Topic) -> tuple[Hop, ...]:
-    """The hops of a record that has a chain, given its value."""
+def chain_of(value: bytes, topic: Topic, own: str) -> tuple[Hop, ...]:
+    """The hops of a record that has a chain, given its value, its source, and the name of its topic."""
     message = decode(value, topic.limits) if topic.envelope else redriven_payload(value, topic.limits)
     assert message is not None
-    return message.chain
+    return topic.retries.marked(message.chain, own)
 
 
 class _Columns(dict[str, list[Any]]):

@@ -45,9 +45,10 @@ def with_record_columns(batch: Batch, table: pa.Table, flow: Flow[Any], topic: T
 def _chains(batch: Batch, values: pl.Series, topic: Topic) -> pl.Series:
     """The column `_chain`, given the values of the records."""
     chained = [one.chained for one in batch.signatures]
-    codes = batch.frame.get_column(schema.SIGNATURE).to_list()
+    codes, owns = (batch.frame.get_column(name).to_list() for name in (schema.SIGNATURE, schema.TOPIC))
     chains = [
-        hop_values(chain_of(value, topic)) if chained[code] else [] for code, value in zip(codes, values, strict=True)
+        hop_values(chain_of(value, topic, own)) if chained[code] else []
+        for code, own, value in zip(codes, owns, values, strict=True)
     ]
     return pl.Series(schema.CHAIN, chains, SYSTEM_COLUMNS[schema.CHAIN])
 

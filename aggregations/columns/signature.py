@@ -14,6 +14,7 @@ import numpy.typing as npt
 from aggregations.columns.arrays import Ints, Mask
 from envelope import EnvelopeError, Hop, Lineage, Node, Route
 from envelope.dedup.lineage import NO_INDEX, Redriven
+from envelope.dedup.retries import NO_RETRIES, Retries
 
 HopKind: TypeAlias = tuple[str, int, str, bool, bool, bool, str, str, bool]
 """Kind of a hop: topic, partition, via, rekeyed, pass-through, whether it has an index, topic id, cluster, keyless."""
@@ -103,11 +104,13 @@ class Signatures:
     Args:
         topic_ids: Current topic id by topic, for roots without a topic id.
         cluster: Cluster of the source topic.
+        retries: Retry topics whose hops are not marked.
     """
 
-    def __init__(self, topic_ids: Mapping[str, str], cluster: str = "") -> None:
+    def __init__(self, topic_ids: Mapping[str, str], cluster: str = "", retries: Retries = NO_RETRIES) -> None:
         self._topic_ids = topic_ids
         self._cluster = cluster
+        self._retries = retries
         self._known: dict[Way, Signature | None] = {}
 
     def of(self, route: Way) -> Signature | None:
@@ -121,7 +124,7 @@ class Signatures:
 
     def _make(self, route: Way) -> Signature | None:
         topic, partition, steps = route
-        hops = [
+        hops = tuple(
             Hop(
                 name,
                 number,
@@ -136,9 +139,11 @@ class Signatures:
                 keyless=keyless,
             )
             for name, number, via, rekeyed, pass_through, indexed, topic_id, cluster, keyless in steps
-        ]
+        )
         try:
-            line = Lineage.of(hops, Node(topic, partition, 0, cluster=self._cluster)).check()
+            line = Lineage.of(
+                self._retries.marked(hops, topic), Node(topic, partition, 0, cluster=self._cluster)
+            ).check()
         except EnvelopeError:
             return None
         line = line.resolved(self._topic_ids)
@@ -157,7 +162,7 @@ class Signatures:
             chained=bool(steps),
             route=kept.route,
             back=line.redriven,
-            died=edges[-1] + 1 if edges else 0,
+            died=line.died,
         )
 
 

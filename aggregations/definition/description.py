@@ -26,6 +26,7 @@ from aggregations.definition.windows import Late, length_text
 from envelope import Siblings, Tombstones
 from envelope.dedup.eviction import LANES
 from envelope.dedup.history import WIDE
+from envelope.dedup.retries import NO_RETRIES
 from envelope.limits import DEFAULT_LIMITS
 
 if TYPE_CHECKING:
@@ -184,6 +185,7 @@ def _topic(topic: Topic, tombstones: Tombstones = Tombstones.SKIP) -> str:
         f"idle after {topic.idle}": topic.idle is not None,
         f"skew {topic.skew}": topic.skew is not None,
         f"stable {' '.join(topic.stable)}": bool(topic.stable),
+        f"retries of {', '.join(name for name, _ in topic.retries.topics)}": topic.retries != NO_RETRIES,
         repr(topic.limits): topic.limits != DEFAULT_LIMITS,
     }
     return ", ".join([topic.name, *(option for option, is_given in given.items() if is_given)])

@@ -4,7 +4,7 @@
 batches with the same result.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -30,6 +30,7 @@ from aggregations.definition.windows import duration
 from aggregations.errors import FlowError
 from envelope import Envelope, EnvelopeError, Hop, Limits, Lineage, Node, Reason, Siblings, Tombstones, decode
 from envelope.codec import redriven_payload
+from envelope.dedup.retries import Retries
 from envelope.filters.producers import Stamp, stamp_of
 from envelope.limits import DEFAULT_LIMITS
 from envelope.times import micros_of
@@ -63,6 +64,9 @@ class Topic:
         stable: Those of the columns `_partition`, `_offset`, `_timestamp`, `_headers` and `_chain` that are the same in
             every delivery of an event to this topic, so that they may decide: see `aggregations.definition.stability`.
             For example `_headers`, if whoever sends an event again sends the same headers.
+        retries: Names or patterns of retry topics, by the topic whose records they repeat, such as
+            `{"orders": "orders-retry-*"}`. Hops among them count as pass-through hops, also if the sender did not mark
+            them.
         ahead_seconds: `ahead` in seconds.
         idle_seconds: `idle` in seconds.
         skew_seconds: `skew` in seconds.
@@ -87,6 +91,7 @@ class Topic:
     skew: str | None = field(compare=False)
     skew_seconds: int | None = field(init=False, repr=False)
     stable: tuple[str, ...]
+    retries: Retries
 
     def __init__(
         self,
@@ -103,6 +108,7 @@ class Topic:
         idle: str | None = None,
         skew: str | None = None,
         stable: Collection[str] = (),
+        retries: Mapping[str, str | Sequence[str]] | None = None,
     ) -> None:
         check_type("Topic(): limits=", limits, Limits, "envelope.Limits(...)")
         topic = topic_name(name, limits)
@@ -121,7 +127,7 @@ class Topic:
                 *(topic, kind, envelope, *policies, _member("tombstones=", Tombstones, tombstones)),
                 *(time, ahead, duration("ahead=", ahead, least=0), text),
                 *(idle, None if idle is None else duration("idle=", idle)),
-                *(skew, None if skew is None else duration("skew=", skew), checked_stable(stable)),
+                *(skew, None if skew is None else duration("skew=", skew), checked_stable(stable), _retries(retries)),
             )
         for name_of_field, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name_of_field, value)
@@ -148,6 +154,7 @@ class Topic:
             more += ["time", self._time_text]
         if self.ahead_seconds != AHEAD:
             more += ["ahead", str(self.ahead_seconds)]
+        more += [part for topic, names in self.retries.topics for part in ("retries", topic, *names)]
         return msgspec.json.encode(["source", self.cluster, self.name, kind, self.siblings.value, *more]).decode()
 
 
@@ -180,6 +187,13 @@ def _member(what: str, kind: type[StrEnum], given: str) -> StrEnum:
         return kind(given)
     except ValueError as error:
         raise FlowError(f"{what} takes one of {', '.join(kind)}; got {given!r}") from error
+
+
+def _retries(given: object) -> Retries:
+    try:
+        return Retries.of(given)
+    except ValueError as error:
+        raise FlowError(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,16 +282,17 @@ class RecordDecoder:
                 Reason.UNKNOWN_PAYLOAD_TYPE,
                 f"{record.node}: the payload is not a {self._payload_type}; declare its type",
             )
-        lineage = Lineage.of(message.chain, self._own(record)).check()
+        chain = self.topic.retries.marked(message.chain, record.topic)
+        lineage = Lineage.of(chain, self._own(record)).check()
         try:
             columns = self._read(message.payload)
         except EnvelopeError as error:
-            error.chain = message.chain
+            error.chain = chain
             raise
         return Decoded(
             columns=columns,
             lineage=lineage,
-            chain=message.chain,
+            chain=chain,
             key=record.key,
             event_id=message.event_id,
             event_time_us=micros_of(record.timestamp_ms) if message.event_time_us is None else message.event_time_us,

@@ -143,6 +143,7 @@ def _as_table(topic: Topic) -> Topic:
         time=topic.time,
         ahead=topic.ahead,
         stable=topic.stable,
+        retries=dict(topic.retries.topics),
     )
 
 

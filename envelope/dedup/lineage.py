@@ -200,8 +200,16 @@ class Lineage:
         """How it came back from the dead-letter topic, and where it was rejected; None when it was not redriven."""
         if (redrive := self.redrive) is None:
             return None
-        own = self.reduced().own
+        own = self.nodes[self.died]
         return Redriven(redrive, died_in(own), own.offset)
+
+    @property
+    def died(self) -> int:
+        """Number of the node before the redrive hops at the end: the record that was rejected, if it was redriven."""
+        last = len(self.edges)
+        while last and self.edges[last - 1].pass_through and read_via(self.edges[last - 1].via) is not None:
+            last -= 1
+        return last
 
     def __str__(self) -> str:
         return " -> ".join(str(node) for node in self.nodes)

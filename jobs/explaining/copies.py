@@ -120,7 +120,7 @@ class Events:
             return None
         chain, event_id = (envelope.chain, envelope.event_id) if envelope else ((), "")
         own = Node(record.topic, record.partition, record.offset, record.topic_id, topic.cluster)
-        lineage = Lineage.of(chain, own).resolved(self._topic_ids)
+        lineage = Lineage.of(topic.retries.marked(chain, record.topic), own).resolved(self._topic_ids)
         identity = event_id if topic.siblings is Siblings.EVENT_ID else ""
         standing = lineage.standing(event_id=identity)
         return Read(Event(standing.group, standing.position), lineage, event_id)

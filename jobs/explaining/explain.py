@@ -358,7 +358,7 @@ def _died_at(lineage: Lineage) -> Place | None:
     """The record that a redriven record was rejected as; None if it was not redriven."""
     if letter_of(lineage) is None:
         return None
-    own = lineage.reduced().own
+    own = lineage.nodes[lineage.died]
     return Place(own.topic, own.partition, own.offset)
 
 

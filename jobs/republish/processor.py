@@ -104,7 +104,7 @@ class Processor:
         self._cloudevents = source.wrapping is Wrapping.CLOUDEVENTS
         self._reads = source.wrapping is not Wrapping.ENVELOPE or source.payload is not None
         opener = ValueOpener(source, limits)
-        retried = ValueOpener(InputTopics(source.topics, payload=source.payload), limits)
+        retried = ValueOpener(InputTopics(source.topics, payload=source.payload, retries=source.retries), limits)
         self._openers = dict.fromkeys(source.topics, opener) | dict.fromkeys(retry_topics, retried)
 
     def form(self, topic: str) -> Form:

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from envelope import Envelope, Hop, Lineage, Node
 from envelope import envelope_pb2 as pb
 from envelope.codec import from_message
+from envelope.dedup.retries import NO_RETRIES
 from envelope.headers import Headers
 from envelope.limits import DEFAULT_LIMITS
 
@@ -56,6 +57,7 @@ class InputRecord:
         "message",
         "offset",
         "partition",
+        "retries",
         "timestamp_ms",
         "topic",
         "topic_id",
@@ -92,6 +94,7 @@ class InputRecord:
         self.data: Any = None
         self.wrapped: bytes | None = None
         self.way: Sequence[str] = ()
+        self.retries = NO_RETRIES
         self._chain: tuple[Hop, ...] | None = None
 
     def __repr__(self) -> str:
@@ -116,7 +119,7 @@ class InputRecord:
     def chain(self) -> tuple[Hop, ...]:
         """The hops that it came through before it was written to this topic."""
         if self._chain is None:
-            self._chain = self.envelope.chain
+            self._chain = self.retries.marked(self.envelope.chain, self.topic)
         return self._chain
 
     @property

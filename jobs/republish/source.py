@@ -1,6 +1,6 @@
 """Input of a republisher: its topics, their wrapping, and their payload."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from envelope import EnvelopeError, Limits, Reason, Tombstones
 from envelope import envelope_pb2 as pb
 from envelope.codec import from_message, parse, redriven_payload, rewrite
+from envelope.dedup.retries import NO_RETRIES, Retries
 from envelope.event_ids import EventIds, coordinates_of
 from envelope.framing import SCHEMA_ID_FRAME, indexes_of, strip_frame
 from envelope.headers import TRACEPARENT, Headers, from_cloudevents
@@ -51,10 +52,11 @@ class InputTopics:
         event_id: How records without an envelope get an event id: `coordinates`, `field:NAME`, `hash:NAME,NAME`, or
             `EventIds`; None for no id. Fields need a declared payload. If a transform makes several outputs, it gives
             each its own id: `OutputRecord(event_id=...)`.
+        retries: Names or patterns of retry topics, as in `aggregations.Topic`. Hops among them are no loop.
 
     Raises:
         EnvelopeError: Kafka would not allow a topic's name.
-        ValueError: There is no topic, the policy for tombstones is not supported, or an event id cannot be made.
+        ValueError: There is no topic, the policy for tombstones or `retries` is invalid, or an event id cannot be made.
     """
 
     topics: Sequence[str]
@@ -62,8 +64,10 @@ class InputTopics:
     payload: type[JsonPayload] | type[Message] | None = None
     tombstones: Tombstones = Tombstones.SKIP
     event_id: EventIds | str | None = None
+    retries: Retries | Mapping[str, str | Sequence[str]] = NO_RETRIES
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "retries", Retries.of(self.retries))
         if isinstance(self.topics, str):
             object.__setattr__(self, "topics", (self.topics,))
         object.__setattr__(self, "topics", tuple(check_topic(topic) for topic in self.topics))
@@ -128,6 +132,7 @@ class ValueOpener:
         if isinstance(source.payload, type) and issubclass(source.payload, Message):
             self._type, self._indexes = source.payload.DESCRIPTOR.full_name, indexes_of(source.payload.DESCRIPTOR)
         self._wrapping = source.wrapping
+        self._retries = Retries.of(source.retries)
         self._event_ids = source.event_id if isinstance(source.event_id, EventIds) else None
         self.enveloped = source.wrapping is Wrapping.ENVELOPE
 
@@ -137,7 +142,7 @@ class ValueOpener:
         Raises:
             EnvelopeError: With the reason code of the first rule that is broken.
         """
-        value = record.value
+        value, record.retries = record.value, self._retries
         if not value:
             raise EnvelopeError(Reason.EMPTY, "the record has no value")
         if not self.enveloped:

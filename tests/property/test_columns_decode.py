@@ -226,7 +226,8 @@ def test_both_readers_accept_the_same_records_and_read_the_same_from_them(
     siblings = data.draw(st.sampled_from(Siblings), label="siblings")
     cluster = data.draw(st.sampled_from(["", "eu"]), label="cluster")
     nulls = data.draw(st.sampled_from(Tombstones), label="tombstones")
-    policies = {"siblings": siblings, "limits": LIMITS, "cluster": cluster, "tombstones": nulls}
+    retries = data.draw(st.sampled_from([{}, {"raw": "retry"}, {"legs": ["re*", "mid"]}]), label="retries")
+    policies = {"siblings": siblings, "limits": LIMITS, "cluster": cluster, "tombstones": nulls, "retries": retries}
     topic = Topic("legs", payload, envelope=enveloped, **policies)
     names = sorted(topic.schema)
     columns = data.draw(st.none() | st.frozensets(st.sampled_from(names), max_size=len(names)), label="columns")

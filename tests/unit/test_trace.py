@@ -65,6 +65,13 @@ def test_a_hop_that_does_not_say_how_many_outputs_there_are_shows_the_number_of_
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()[2:]] == ["2", "0", "e1"]
 
 
+def test_a_hop_that_a_flow_has_marked_as_one_through_a_retry_topic_contradicts_nothing() -> None:
+    marked = record(message(replace(RAW, pass_through=True), LEGS), b"UA")
+    assert wrong(topics(carriers_0_9=marked)) == {}
+    unmarked = topics(legs_1_4=record(message(replace(RAW, pass_through=True)), timestamp_ms=200))
+    assert wrong(unmarked) == {"legs:1:4": ("its own chain is not the beginning of this chain",)}
+
+
 def test_a_record_without_an_envelope_is_its_own_root() -> None:
     [step] = traced(Place("raw", 0, 7), read(topics()))
     assert (step.hop, step.wrong) == (None, ())
