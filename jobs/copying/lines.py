@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 import google_crc32c
 import msgspec
@@ -12,7 +12,7 @@ from envelope.limits import DEFAULT_LIMITS
 from jobs.copying.counts import CopyStatistics
 from jobs.copying.source import ItemWriter, Output, Position, Read, SourceError, Task, changed
 
-_HEAD_BYTES: Final = 4096  # beginning of the file, by which it is recognised
+_TAIL_BYTES: Final = 1 << 20  # end of what was copied, by which the file is recognised while it is read
 _MOST_BYTES: Final = 16 << 20  # of one read
 
 
@@ -47,7 +47,8 @@ class FileLines:
         if not json and (key or (self._event_ids and self._event_ids.names)):
             raise ValueError("a key or an event id is made of fields: the lines must be JSON (--input json)")
         self._file: IO[bytes] | None = None
-        self._offset = self._lines = self._end = 0
+        self._offset = self._lines = self._end = self._checksum = 0
+        self._tails: tuple[_Tail, ...] = ()
         self._sequence: int | None = None
         self._unfinished = False
 
@@ -59,23 +60,39 @@ class FileLines:
         self._writer = ItemWriter(task, key=self._key, event_ids=self._event_ids, content_type=content)
         try:
             self._file = self._path.open("rb")
+            self._end = os.fstat(self._file.fileno()).st_size
+            if position is not None:
+                self._resume(self._file, position)
         except OSError as error:
-            raise SourceError(f"{self._path}: {error.strerror}", "Correct its name or its rights") from error
-        self._end = self._size()
-        if position is not None:
-            self._offset, self._lines = position["offset"], position["lines"]
-            if self._end < self._offset:
-                raise changed(
-                    f"{self._path} has {self._end} bytes, and {self._offset} were copied: it was truncated or replaced"
-                )
-            if self._head() != position["head"]:
-                raise changed(f"{self._path} begins with other bytes than those that were copied: it was replaced")
-        self._file.seek(self._offset)
+            raise self._failed(error) from error
+
+    def _resume(self, file: IO[bytes], position: Position) -> None:
+        """Continue after what was copied, if the file still begins with it."""
+        self._offset, self._lines = position["offset"], position["lines"]
+        if self._end < self._offset:
+            raise changed(
+                f"{self._path} has {self._end} bytes, and {self._offset} were copied: it was truncated or replaced"
+            )
+        left, tail = self._offset, b""
+        while left and (part := file.read(min(left, _TAIL_BYTES))):
+            self._checksum = google_crc32c.extend(self._checksum, part)
+            left, tail = left - len(part), (tail + part)[-_TAIL_BYTES:]
+        if position.get("checksum") != f"{self._checksum:08x}":
+            raise changed(f"{self._path} begins with other bytes than those that were copied: it was replaced")
+        self._tails = (_Tail(self._offset, tail),)
 
     def read(self, most: int) -> Read:
+        try:
+            self.check()
+            return self._read(most)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _read(self, most: int) -> Read:
         assert self._file is not None
         outputs: list[Output] = []
         size, self._unfinished = 0, False
+        lines: list[bytes] = []
         while len(outputs) < most and size < _MOST_BYTES:
             line = self._file.readline(DEFAULT_LIMITS.payload_bytes + 1)
             if not line.endswith(b"\n"):
@@ -94,17 +111,33 @@ class FileLines:
             self._offset += len(line)
             self._lines += 1
             size += len(line)
+            lines.append(line)
+        if lines:
+            self._note(b"".join(lines))
         return Read(outputs, CopyStatistics(read=len(outputs), written=len(outputs)))
 
+    def _note(self, text: bytes) -> None:
+        """Note what was read."""
+        self._checksum = google_crc32c.extend(self._checksum, text)
+        before = self._tails[-1] if self._tails else _Tail(0, b"")
+        self._tails = before, _Tail(self._offset, (before.text + text)[-_TAIL_BYTES:])
+
     def check(self) -> None:
+        """Check that the file still has what was read, where it was read: a log may be truncated, and grow again."""
         assert self._file is not None
-        own, there = os.fstat(self._file.fileno()), self._path.stat()
-        if (own.st_dev, own.st_ino) != (there.st_dev, there.st_ino) or there.st_size < self._offset:
+        number = self._file.fileno()
+        try:
+            own, there = os.fstat(number), self._path.stat()
+            # Those before and after the last read: it may have read a whole tail of other bytes.
+            same = all(os.pread(number, len(one.text), one.end - len(one.text)) == one.text for one in self._tails)
+        except OSError as error:
+            raise self._failed(error) from error
+        if (own.st_dev, own.st_ino) != (there.st_dev, there.st_ino) or there.st_size < self._offset or not same:
             raise changed(f"{self._path} was truncated or replaced while it was read")
 
     @property
     def position(self) -> Position:
-        return {"offset": self._offset, "lines": self._lines, "head": self._head()}
+        return {"offset": self._offset, "lines": self._lines, "checksum": f"{self._checksum:08x}"}
 
     @property
     def sequence(self) -> int | None:
@@ -123,13 +156,20 @@ class FileLines:
         if self._file is not None:
             self._file.close()
 
-    def _size(self) -> int:
-        return self._path.stat().st_size
+    def _failed(self, error: OSError) -> SourceError:
+        return SourceError(f"{self._path}: {error.strerror or error}", "Correct its name or its rights")
 
-    def _head(self) -> str:
-        """Checksum of the beginning of what was copied."""
-        with self._path.open("rb") as file:
-            return f"{google_crc32c.value(file.read(min(self._offset, _HEAD_BYTES))):08x}"
+
+class _Tail(NamedTuple):
+    """The last bytes of a file up to a place.
+
+    Attributes:
+        end: The place, in bytes from the beginning.
+        text: The bytes before it, `_TAIL_BYTES` at most.
+    """
+
+    end: int
+    text: bytes
 
 
 def _parsed(line: bytes) -> Any:

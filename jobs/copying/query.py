@@ -123,21 +123,28 @@ class QueryRows:
     def _selected(self) -> Iterator[tuple[Any, dict[str, Any]]]:
         """The rows after the position. Each is held until the next one shows that its value is unique."""
         cursor = self._connection.cursor()
-        rows = f"SELECT * FROM ({self._query}) AS headwater_rows"  # noqa: S608 - the user's own query
+        rows, column = f"({self._query}) AS headwater_rows", self._column
+        equal: Sequence[Any] = ()
         try:
             if self._after is None:
-                cursor.execute(f"{rows} ORDER BY {self._column}")
+                cursor.execute(f"SELECT * FROM {rows} ORDER BY {column}")  # noqa: S608 - the user's own query
             else:
                 style = self._paramstyle or ""
                 given = {"after": self._after} if style in ("pyformat", "named") else (self._after,)
                 if style in ("pyformat", "format"):
                     rows = rows.replace("%", "%%")  # with parameters, these drivers read every % as one
-                cursor.execute(f"{rows} WHERE {self._column} > {_PARAMETERS[style]} ORDER BY {self._column}", given)
+                after = _PARAMETERS[style]
+                cursor.execute(f"SELECT {column} FROM {rows} WHERE {column} = {after}", given)  # noqa: S608
+                equal = cursor.fetchall()
+                cursor.execute(f"SELECT * FROM {rows} WHERE {column} > {after} ORDER BY {column}", given)  # noqa: S608
         except Exception as error:  # DB-API has a class of errors for each driver
             raise SourceError(
                 f"the query failed: {error}", "Try it in the database's own client, as a subquery with the column"
             ) from error
-        names = [column[0] for column in cursor.description]
+        # A database may take texts for equal that differ in case, accents or trailing spaces.
+        if len(equal) > 1 or any(one[0] != self._after for one in equal):
+            raise self._twice(self._count - 1)
+        names = [one[0] for one in cursor.description]
         at = next((i for i, name in enumerate(names) if name.lower() == self._column.lower()), None)
         if at is None:
             raise SourceError(f"the query has no column {self._column}", f"It has {', '.join(names)}")
@@ -152,10 +159,7 @@ class QueryRows:
                     )
                 if held is not None:
                     if held[0] == value:
-                        raise SourceError(
-                            f"column {self._column} has a value twice: a row would be lost when the copy continues",
-                            "Order by a column with unique values",
-                        )
+                        raise self._twice(self._count)
                     yield held
                 held = value, dict(zip(names, row, strict=True))
         cursor.close()
@@ -163,6 +167,13 @@ class QueryRows:
             self._connection.rollback()  # the next select sees later rows
         if held is not None:
             yield held
+
+    def _twice(self, row: int) -> SourceError:
+        return SourceError(
+            f"row {row} in the order of {self._column}: another row has the same value, as the database compares values, and "
+            "would be lost when the copy continues",
+            "Order by a column with unique values, or have the database compare its texts by their bytes (COLLATE)",
+        )
 
     def _fetched(self, cursor: Any) -> Sequence[Any]:
         try:
