@@ -84,39 +84,40 @@ def may_be_copies(
     return again, read
 
 
-def unread_may_be_copy(
-    one: Unread,
+def unread_may_be_copies(
+    unread: Sequence[Unread],
     frame: pl.DataFrame,
     signatures: Sequence[Signature],
-    seen: Mapping[str, Position] | None,
-    doubt: Doubt,
-    read: dict[str, Position],
-) -> bool:
-    """Whether a record that could not be read may be a copy; adds its position to `read`.
+    reading: Reading,
+    again: Mask,
+) -> list[bool]:
+    """Whether records that could not be read may be copies; marks the rows that may be copies of these records.
 
     Args:
-        one: The record, its chain with the root's topic id.
+        unread: The records, those of a partition in order of offsets, their chains with the root's topic id.
         frame: The readable rows.
         signatures: By the codes of `_signature`.
-        seen: Highest position read before, by route; None if nothing can be proven.
-        doubt: Offsets below which records may have been folded before.
-        read: Highest position by route of this batch.
+        reading: Reads the positions of these records, and of no others.
+        again: The mask of the rows that may be copies; it is changed.
     """
-    lineage = one.lineage
-    reading = Reading(seen, doubt)
-    again = reading.again(lineage, one.key)
-    if not lineage.edges or not reading.read:
-        return again
-    [(route, position)] = reading.read.items()
-    rows = frame.filter(pl.col(schema.OFFSET) < one.own.offset)
-    for code, signature in enumerate(signatures):
-        if signature.rekeyed.lane != route or signature.pass_through:
-            continue
-        mine = position_arrays(rows.filter(pl.col(schema.SIGNATURE) == code))[: signature.width]
-        if len(mine[0]):
-            again = again or max(zip(*(component.tolist() for component in mine), strict=True)) >= position
-    read.update(highest(read, {route: position}))
-    return again
+    found: list[bool] = []
+    codes, offsets = (frame.get_column(name).to_numpy() for name in (schema.SIGNATURE, schema.OFFSET))
+    positions = position_arrays(frame)
+    for one in unread:
+        copy = reading.again(one.lineage, one.key)
+        standing = one.lineage.standing(rekeyed=True) if one.lineage.edges and not one.lineage.pass_through else None
+        for code, signature in enumerate(signatures) if standing else ():
+            mine = np.flatnonzero(codes == code)
+            if standing and len(mine) and signature.rekeyed.lane == standing.lane and not signature.pass_through:
+                below, same = np.zeros(len(mine), np.bool_), np.ones(len(mine), np.bool_)
+                for component, at in zip(positions[: signature.width], standing.position, strict=True):
+                    below |= same & (component[mine] < int(at))
+                    same &= component[mine] == int(at)
+                earlier = offsets[mine] < one.own.offset
+                copy = copy or bool((earlier & ~below).any())
+                again[mine] |= ~earlier & (below | same)
+        found.append(copy)
+    return found
 
 
 def _rising(positions: Sequence[Ints], before: Position | None) -> tuple[Mask, int]:

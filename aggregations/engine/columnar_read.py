@@ -10,7 +10,7 @@ import pyarrow as pa
 from aggregations.columns import schema
 from aggregations.columns.batch import RejectedRow
 from aggregations.columns.decode import Decoder
-from aggregations.columns.first import Unread, may_be_copies, unread_may_be_copy
+from aggregations.columns.first import Unread, may_be_copies, unread_may_be_copies
 from aggregations.columns.record_columns import with_record_columns
 from aggregations.columns.times import with_times
 from aggregations.definition.source import Topic
@@ -18,7 +18,7 @@ from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.engine.path import Work
 from aggregations.engine.rows import Rows, by_partition, together
 from aggregations.per_message.dead_letters import BEYOND_END
-from aggregations.per_message.ledger import highest
+from aggregations.per_message.ledger import Reading, highest
 from envelope import EnvelopeError, Lineage, Reason
 
 _NO_END = np.iinfo(np.int64).max
@@ -93,11 +93,12 @@ def _first_deliveries(work: Work, rows: Rows, unread: Sequence[Unread]) -> Rows:
     """Mark rows that may be copies, and collect records that could not be read."""
     seen, doubt = work.job.progress.ledger.seen, work.job.attempt.doubt
     again, read = may_be_copies(rows.frame, rows.signatures, seen, doubt)
-    for one in unread:
-        copy = unread_may_be_copy(one, rows.frame, rows.signatures, seen, doubt, read)
+    reading = Reading(seen, doubt)
+    copies = unread_may_be_copies(unread, rows.frame, rows.signatures, reading, again) if unread else []
+    for one, copy in zip(unread, copies, strict=True):
         work.collector.unread(one.own, one.error, again=copy)
     changes = work.collector.changes
-    changes.seen = highest(changes.seen, read)
+    changes.seen = highest(changes.seen, highest(read, reading.read))
     if not again.any():
         return rows
     return Rows(rows.frame.with_columns(pl.Series(schema.AGAIN, again)), rows.signatures)

@@ -9,12 +9,13 @@ import pytest
 from aggregations.columns.decode import Decoder
 from aggregations.columns.first import may_be_copies
 from aggregations.definition.aggregates import count, first, last, maximum, minimum, total
+from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.engine.roots import RootTopics
 from aggregations.per_message.ledger import Reading
-from envelope import Hop, Lineage, Reason, decode
+from envelope import Envelope, Hop, Lineage, Reason, decode, encode
 from envelope.deadletter import DeadLetterHeaders
 from jobs.dead_letters.redrive import redriven
 from tests.messages import Every
@@ -173,3 +174,31 @@ def test_a_record_that_a_later_stage_refuses_needs_no_chain_once_no_function_may
     both = Both(Flow("f").source(wrapped()).publish("out").aggregate("a", "tail", sums).aggregate("b", "carrier", sums))
     both.process([chained(0, hop("raw", 0, 7), carrier="AA"), chained(1, hop("raw", 0, 8))])
     assert both.reasons() == [(1, Reason.NULL_KEY)]
+
+
+def unreadable(offset: int, root: int) -> Record:
+    """A record whose chain can be read, and whose payload cannot."""
+    value = encode(Envelope(b"not JSON", (hop("raw", 0, root, index=0),), key=b"N1"))
+    return Record("legs", 0, offset, b"N1", value, topic_id=TOPIC_ID)
+
+
+@pytest.mark.parametrize("roots", ["5 3 4", "5! 3", "5! 3!", "5 3!", "3! 5! 4 4!", "1! 2! 3! 3!", "9! 1 2! 10"])
+def test_a_dead_letter_is_proven_only_above_all_records_of_its_route_those_without_a_payload_included(
+    roots: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RootTopics, "_ask", lambda *_: None)  # no broker is asked for root topics
+    both = Both(
+        Flow("unread").source(wrapped()).aggregate("a", "tail", Fields(n=count())).map(x=pl.lit(1)).publish("out")
+    )
+    records, proven, highest = [], set(), -1
+    for offset, text in enumerate(roots.split()):
+        root = int(text.removesuffix("!"))
+        failed = text.endswith("!")
+        made = unreadable(offset, root) if failed else chained(offset, hop("raw", 0, root, index=0))
+        records.append(made)
+        if failed and root > highest:
+            proven.add((root, 0))
+        highest = max(highest, root)
+    both.process(records)
+    listed = both.run.ledger.listed.get("a", {})
+    assert {at for group, found in listed.items() if not group.startswith("!") for at in found} == proven
