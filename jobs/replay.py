@@ -313,16 +313,16 @@ def rollback(
     author, kafka = Author.here(why), options.broker
     with generations_of(flow, options.urls) as found:
         pointer = found.settled()
-        refuse(_published(flow), accept)
         if pointer.rebuild is not None:
             steps.check_worker(found.ref(pointer.rebuild.generation), pointer.rebuild, author, take_over=take_over)
             if not pointer.closing:
                 raise RunRefusedError(
                     f"{found.ref(pointer.rebuild.generation)}: it is being rebuilt, and not live. To give it up, use --abandon"
                 )
+            refuse(_published(flow), accept)
             return steps.reopen(found, author, pointer)
         if pointer.previous and found.manifest(pointer.previous) is not None:
-            refuse(topics_since(found, pointer.live, pointer.previous), accept)
+            refuse([*_published(flow), *topics_since(found, pointer.live, pointer.previous)], accept)
             topics = Topics(kafka)
             refuse(deleted_records(found, ranges_of(found, pointer.live, pointer.previous, topics), topics), accept)
         return steps.roll_back(found, author)

@@ -200,7 +200,11 @@ def test_published_states_are_sent_by_the_swap_and_refuse_the_way_back(
     flow = fleet(world.topic, stages=1).publish_states(out)
     site = Fleet(world, flow, tmp_path / "work")
     before = len(world.records(out))
+    with pytest.raises(RunRefusedError, match="no earlier generation is left"):
+        called(rollback, flow, **site.options(why=""))
     site.rebuild()
+    with pytest.raises(RunRefusedError, match="To give it up, use --abandon"):
+        called(rollback, flow, **site.options(why=""))
     assert len(world.records(out)) == before
     swapped = site.swap()
     assert swapped.states == len(world.results(flow, "aircraft")) == 8
