@@ -103,6 +103,7 @@ class Sequences:
         self._persisted = dict(last or {})
         self._sent: int | None = None
         self._own: bool | None = None
+        self._last: tuple[bool | None, int | None, int, int | None] = (None, None, TOPIC, None)
 
     def next(self, partition: int, sequence: int | None, last: int | None, count: int) -> SequenceRange:
         """Return the ids of the next message. `push` notes that it is sent.
@@ -176,8 +177,17 @@ class Sequences:
             ids: Its ids.
             own: They are the application's own.
         """
+        self._last = self._own, self._sent, partition, self._pushed.get(partition)
         self._own = own
         self._pushed[partition] = self._sent = ids.last
+
+    def take_back(self) -> None:
+        """Note that the last message that was pushed is not sent: its ids are free."""
+        self._own, self._sent, partition, before = self._last
+        if before is None:
+            del self._pushed[partition]
+        else:
+            self._pushed[partition] = before
 
     def acknowledge(self) -> None:
         """Note that everything that was pushed is persisted."""

@@ -199,9 +199,9 @@ class ProducerSession:
         Raises:
             SequenceError: The id does not ascend, or some messages carry one and others do not. Nothing is sent.
             EnvelopeError: The message is larger than a limit. Nothing is sent.
-            BrokerError: An earlier message has failed: flush before you send more.
+            BrokerError: An earlier message has failed. Nothing is sent: flush, then send it again.
         """
-        if self._again:
+        if self._again or len(self._pending) > _MOST_PENDING or self._bytes > _MOST_BYTES:
             self.flush()
         own = sequence is not None
         place = self._place(key, partition, sequence)
@@ -214,14 +214,18 @@ class ProducerSession:
             raise SequenceError(f"partition {place}: {self.topic} has {self._partitions} partitions")
         value = encode(self._envelope(payload, key, ids, event_id, event_time_us), self._limits)
         self._check_size(key, value, headers)
+        size = len(value) + len(key or b"")
         self._sequences.push(place, ids, own=own)
+        self._pending.append(_Pending(place, key, value, headers))
+        self._bytes += size
+        try:
+            self._hand_over(self._pending[-1:])
+        except Exception:  # the client does not have it
+            self._sequences.take_back()
+            self._pending.pop()
+            self._bytes -= size
+            raise
         self._placed += 1
-        one = _Pending(place, key, value, headers)
-        self._pending.append(one)
-        self._bytes += len(value) + len(key or b"")
-        self._hand_over([one])
-        if len(self._pending) > _MOST_PENDING or self._bytes > _MOST_BYTES:
-            self.flush()
         return ids
 
     def flush(self, timeout: float | None = None) -> None:

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
@@ -259,6 +260,26 @@ def test_a_message_that_is_too_large_takes_no_id(settings: KafkaSettings, topic:
 # ---- order across retries
 
 NEEDLE = b"[5000]"
+
+
+@PLAIN_AND_TRANSACTIONAL
+@pytest.mark.parametrize("sequences", [(None, None, None), (5, 6, 9)], ids=["counted", "own"])
+def test_a_message_whose_send_raises_is_not_sent_and_can_be_sent_again(
+    transactional: bool, sequences: tuple[int | None, ...], settings: KafkaSettings, topic: Make
+) -> None:
+    name, refused = topic(1), BrokerUnavailable("an earlier message failed", "Flush")
+    with ProducerSession("till", name, settings, transactional=transactional) as session:
+        session.send(b"first", sequence=sequences[0])
+        session.flush()
+        with patch.object(session._producer, "send", side_effect=refused), pytest.raises(BrokerUnavailable):
+            session.send(b"second", sequence=sequences[1])
+        assert session.last_pushed_id() == (sequences[0] or 0)
+        session.flush()
+        session.send(b"second", sequence=sequences[1])
+        session.send(b"third", sequence=sequences[2])
+    expected = sequences if sequences[0] else (0, 1, 2)
+    found = [(one.payload, one.sequence) for one in written(settings, name)]
+    assert sorted(found, key=lambda one: one[1] or 0) == [*zip((b"first", b"second", b"third"), expected, strict=True)]
 
 
 @pytest.fixture(scope="module")
