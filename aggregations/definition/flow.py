@@ -92,7 +92,7 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
     Supported: column names and polars expressions (vectorised), and plain callables on `Element`
     (per message), for keys, filters, maps and diversions; both give the same result.
     Not supported: expressions over several rows, and keys and other decisions by what differs between two deliveries of
-    an event, such as `_offset`: see `aggregations.definition.stability`. In functions this is not checked; see `Element`.
+    an event, such as `_offset`: see `aggregations.definition.stability`.
 
     Attributes:
         name: Name of the flow: part of every state's identity.

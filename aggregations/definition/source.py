@@ -24,7 +24,7 @@ from aggregations.definition.expressions import (
 )
 from aggregations.definition.payloads import Json, Payload, Protobuf, Raw, payload_of
 from aggregations.definition.schemas import types_of
-from aggregations.definition.stability import check_decision, checked_stable
+from aggregations.definition.stability import checked_stable
 from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.definition.windows import duration
 from aggregations.errors import FlowError
@@ -170,9 +170,11 @@ def check_source(topic: object) -> None:
 def _check_time(time: Expression, schema: dict[str, pl.DataType]) -> None:
     """Check that an expression over the payload's columns gives integers."""
     check_column("time=", time)
-    check_decision("time=", time)
     if others := sorted(columns_of([parsed(time)]) & SYSTEM_COLUMNS.keys()):
-        raise FlowError(f"time= takes an expression over the payload's columns; {', '.join(others)} is not one of them")
+        raise FlowError(
+            f"time= reads {', '.join(others)}; it takes the payload's columns, as those of a record may differ between two "
+            "deliveries of an event"
+        )
     dtype = types_of({"": parsed(time)}, schema)[""]
     if not dtype.is_integer():
         raise FlowError(

@@ -12,18 +12,22 @@ same answer for each delivery.
 | `_headers` | headwater's republishers, copies and redrives keep them, and what a mirror adds repeats the envelope; other producers may write a trace, an attempt or a time into them |
 
 Refused for `DIFFERING`, and for columns that `map` or `Emit` made of them: an expression that **decides** which elements
-are passed on or folded (`filter`, `divert`, `branch`, `flat_map`, `Emit.when`, `where=` of a field), under which key or
-at which time (keys of stages, lookups and outputs, the choice of a topic, `Topic(time=)`), which of several events a
-field has (`by=`), or what a filter compares.
+are passed on or folded (`filter`, `divert`, `branch`, `flat_map`, `Emit.when`, `where=` of a field), under which key
+(of stages, lookups and outputs) or in which topic, which of several events a field has (`by=`), or what a filter
+compares. `Topic(time=)` takes columns of the payload only.
 
 Allowed: an expression whose result is only **stored**, as a column of `map` or `Emit`, or by a field that folds it. The
 result is that of the delivery that was folded, which is the first that the flow has read.
 
-`Topic(stable=)` declares columns that are the same in every delivery to a topic. Functions cannot be checked.
+`Topic(stable=)` declares columns that are the same in every delivery to a topic. Of a function that decides, only its
+own code is checked, for attributes of its element: not what it calls, nor what `flat_map`, `emit` and folds call.
 """
 
+import dis
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import pairwise
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import polars as pl
@@ -44,10 +48,20 @@ if TYPE_CHECKING:
 DIFFERING: Final = frozenset({CHAIN, HEADERS, OFFSET, PARTITION, TIMESTAMP})
 """Columns of a record that may differ between two deliveries of an event."""
 
+Deciding: TypeAlias = Expression | Callable[..., object]
 Origins: TypeAlias = Mapping[str, frozenset[str]]
 """Columns that may differ between two deliveries, each with those of `DIFFERING` that it is made of."""
 
 _EACH: Final[Origins] = {name: frozenset({name}) for name in DIFFERING}
+_ATTRIBUTES: Final[Origins] = {
+    "headers": frozenset({HEADERS}),
+    "offset": frozenset({OFFSET}),
+    "own": frozenset({OFFSET, PARTITION}),
+    "partition": frozenset({PARTITION}),
+    "timestamp_ms": frozenset({TIMESTAMP}),
+}
+"""Attributes of an element, with the columns that are made of them."""
+_LOADS: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _CHAIN: Final = f'{{"Column":"{CHAIN}"}}'
 _FIRST_HOP: Final = re.compile(rf'"Get":(true|false)}}}},"input":\[{_CHAIN},{{"Literal":{{"Dyn":{{"Int":0}}}}}}\]')
 """`list.first()` and `list.get(0)` of the chain, in the text of `describe_expression`."""
@@ -62,7 +76,7 @@ def checked_stable(stable: object) -> tuple[str, ...]:
     wanted = f"stable= takes a list of columns, of {', '.join(sorted(DIFFERING))}"
     if isinstance(stable, str) or not isinstance(stable, Collection):
         raise FlowError(f"{wanted}; got {stable!r}")
-    if others := [name for name in stable if name not in DIFFERING]:
+    if others := [name for name in stable if not isinstance(name, str) or name not in DIFFERING]:
         raise FlowError(f"{wanted}; got {others[0]!r}")
     return tuple(sorted(set(stable)))
 
@@ -77,41 +91,30 @@ def differing(inputs: Iterable["Input"], steps: Iterable[object]) -> Origins:
     return _behind(steps, found)
 
 
-def check_decision(what: str, argument: object, origins: Origins = _EACH) -> None:
-    """Check that what decides is the same in every delivery of an event.
-
-    Args:
-        what: The argument, for the error.
-        argument: A column or an expression; anything else is not checked.
-        origins: The columns that may differ.
-
-    Raises:
-        FlowError: It reads one of them.
-    """
-    if isinstance(argument, str | pl.Expr) and (read := _origins(argument, origins)):
-        made = "" if read <= columns_of([parsed(argument)]) else f", as {text_of(argument)}"
-        names = sorted(read)
-        raise FlowError(
-            f"{what} reads {', '.join(names)}{made}: what differs between two deliveries of an event must not decide, or a "
-            "copy counts again. Read the payload, _event_time_us, _event_id or the first hop of _chain; or, if every "
-            f"delivery has the same, declare Topic(..., stable={names})"
-        )
-
-
 def check_decisions(step: object, origins: Origins) -> None:
-    """Check every expression of a step that decides; see `check_decision`.
+    """Check every expression and function of a step that decides.
 
     Raises:
-        FlowError: One reads a column that may differ between two deliveries.
+        FlowError: One reads a column that may differ between two deliveries of an event.
     """
+    origins = {**origins, **_of_state(step, origins)}
     for what, argument in _decisions(step):
-        check_decision(what, argument, {**origins, **_of_state(step, origins)})
+        if argument is not None and (read := _origins(argument, origins)):
+            names, text = sorted(read), text_of(argument)
+            made = "" if names == [text] else f", as {text}"
+            raise FlowError(
+                f"{what} reads {', '.join(names)}{made}: what differs between two deliveries of an event must not decide, "
+                "or a copy counts again. Read the payload, the event time, the event id or the root (first hop of _chain); "
+                f"or, if every delivery has the same, declare Topic(..., stable={names})"
+            )
 
 
-def _decisions(step: object) -> Iterator[tuple[str, object]]:
+def _decisions(step: object) -> Iterator[tuple[str, Deciding | None]]:
     match step:
-        case Filter(argument) | Divert(argument) | FlatMap(argument) | Branch(when=argument):
-            yield "the expression", argument
+        case Filter(argument) | Divert(argument) | Branch(when=argument):
+            yield "it", argument
+        case FlatMap(items):
+            yield "it", None if callable(items) else items
         case Lookup(key=key):
             yield "key=", key
         case Publish(topic, key):
@@ -163,10 +166,34 @@ def _made(columns: Mapping[str, Expression], origins: Origins) -> Origins:
     return {name: of for name, made in columns.items() if (of := _origins(made, origins))}
 
 
-def _origins(argument: Expression, origins: Origins) -> frozenset[str]:
-    """The columns of `DIFFERING` of which the result of an expression is made."""
+def _origins(argument: Deciding, origins: Origins) -> frozenset[str]:
+    """The columns of `DIFFERING` of which the result of an expression, or of a function, is made."""
+    if not isinstance(argument, str | pl.Expr):
+        return _read_by(argument) & origins.keys()
     found = parsed(argument)
     names = columns_of([found])
     if CHAIN in names and CHAIN in origins and _CHAIN not in _FIRST_HOP.sub("", describe_expression(found)):
         names -= {CHAIN}
     return frozenset[str]().union(*(origins.get(name, ()) for name in names))
+
+
+def _read_by(function: object) -> frozenset[str]:
+    """The columns of `DIFFERING` whose attributes the code of a function reads from its first argument."""
+    if not isinstance(function, FunctionType) or not function.__code__.co_argcount:
+        return frozenset()
+    element = function.__code__.co_varnames[0]
+    read = [
+        _ATTRIBUTES.get(then.argval, frozenset())
+        for code in _codes(function.__code__)
+        for one, then in pairwise(dis.get_instructions(code))
+        if one.argval == element and one.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and then.opname in _LOADS
+    ]
+    return frozenset[str]().union(*read)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function, and of the functions and comprehensions in it."""
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _codes(inner)

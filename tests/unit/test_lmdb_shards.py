@@ -96,7 +96,7 @@ def test_the_older_of_two_runs_that_begin_together_is_fenced_everywhere(store, p
 
 @pytest.mark.parametrize("lost", range(4))
 def test_a_run_is_refused_if_a_shard_is_gone(path, lost):
-    flow = Flow("fleet").source(LEGS).aggregate("totals", lambda element: str(element.offset), Count())
+    flow = Flow("fleet").source(LEGS).aggregate("totals", lambda element: str(element.root.offset), Count())
     url = f"lmdb://{path}"
     run = runner(flow, url)
     run.process([leg(n) for n in range(40)])

@@ -67,7 +67,12 @@ def test_what_is_published_before_a_stage_and_the_states_behind_it_go_out_togeth
 
 
 def test_the_headers_of_a_record_reach_the_functions_of_the_flow():
-    run = runner(Flow("f").source(bare()).filter(lambda e: ("kind", b"leg") in e.headers).aggregate("a", "tail", FLEET))
+    run = runner(
+        Flow("f")
+        .source(bare(stable=["_headers"]))
+        .filter(lambda e: ("kind", b"leg") in e.headers)
+        .aggregate("a", "tail", FLEET)
+    )
     run.process([replace(leg(0, minutes=1), headers=(("kind", b"leg"),)), leg(1, minutes=1)])
     assert states(run, "a") == {"N1": {"n": 1, "m": 1}}
 

@@ -150,7 +150,7 @@ def test_the_error_names_the_place_the_columns_and_what_was_made_of_them() -> No
     flow = source().map(age=pl.col("_timestamp") - pl.col("minutes"))
     with pytest.raises(FlowError, match=r"stage 'a': key= reads _timestamp, as age: .* stable=\['_timestamp'\]\)"):
         flow.aggregate("a", "age", N)
-    with pytest.raises(FlowError, match=r"filter\(\): the expression reads _offset, _timestamp, as "):
+    with pytest.raises(FlowError, match=r"filter\(\): it reads _offset, _timestamp, as "):
         flow.filter(pl.col("age") > pl.col("_offset"))
     assert flow.map(age="minutes").filter(pl.col("age") > 0).schema
 
@@ -177,6 +177,42 @@ def test_behind_a_function_that_replaces_the_values_only_columns_of_the_record_a
         flow.aggregate("a", "_offset", N)
 
 
+HOUR = 3_600_000
+READING: dict[str, Callable[[Any], Any]] = {
+    "the offset": lambda element: str(element.offset),
+    "the hour of the timestamp": lambda element: str(element.timestamp_ms // HOUR),
+    "the coordinates, in a branch of the code": lambda element: str(element.own if element["minutes"] else ""),
+    "the partition, in a nested function": lambda element: "".join(str(element.partition + n) for n in range(2)),
+    "a header": lambda element: str(dict(element.headers)),
+}
+DECIDING: dict[str, Callable[[Flow[Any], Any], Flow[Any]]] = {
+    "a filter": lambda flow, function: flow.filter(function),
+    "a diversion": lambda flow, function: flow.divert(function),
+    "a branch": lambda flow, function: flow.branch("b", function, lambda one: one.publish("out")),
+    "the key of a stage": lambda flow, function: flow.aggregate("a", function, N),
+    "the key of an output": lambda flow, function: flow.publish("out", key=function),
+    "the topic of an output": lambda flow, function: flow.publish(function, topics=["out"]),
+}
+
+
+@pytest.mark.parametrize("function", READING.values(), ids=READING)
+@pytest.mark.parametrize("place", DECIDING.values(), ids=DECIDING)
+def test_a_function_that_decides_is_refused_if_its_code_reads_what_differs(place: Any, function: Any) -> None:
+    with pytest.raises(FlowError, match=r"reads _.*, as <lambda>: what differs .* declare Topic\(..., stable=\['_"):
+        place(source(), function)
+    assert place(source(stable=DIFFERING), function)
+
+
+def test_a_function_may_read_what_is_the_same_and_one_whose_values_are_stored_whatever_it_likes() -> None:
+    def items(element: Any) -> list[Any]:
+        return [element.offset, element.partition]
+
+    same = source().filter(lambda element: element.root.offset > 0 and element.event_time_us > 0)
+    assert same.aggregate("a", lambda element: element.event_id or element["offset"], N)
+    assert source().map(lambda element: element.offset).aggregate("a", "_topic", N)
+    assert source().flat_map(items).publish("out", value=lambda element: b"%d" % element.offset)
+
+
 def test_a_filter_compares_no_column_that_differs_but_may_take_its_time_from_one() -> None:
     flow = source().map(id="_event_id", at="_timestamp", place="_offset")
     hour = timedelta(hours=1)
@@ -194,7 +230,7 @@ def test_the_windows_of_distinct_are_keys_only_if_records_keep_their_times() -> 
     assert kept.aggregate("a", "window_start_ms", N)
 
 
-@pytest.mark.parametrize("wrong", ["_offset", 3, ["_key"], ["tail"], [3]])
+@pytest.mark.parametrize("wrong", ["_offset", 3, ["_key"], ["tail"], [3], [["_offset"]]])
 def test_stable_takes_a_list_of_the_columns_that_may_differ(wrong: Any) -> None:
     with pytest.raises(FlowError, match=r"topic legs: stable= takes a list of columns, of _chain, .*; got"):
         source(stable=wrong)
