@@ -67,10 +67,10 @@ class Inputs:
             timestamp_ms=int(self.timestamp_ms[row]),
         )
 
-    @property
-    def timestamp_us(self) -> Ints:
-        """Timestamps in microseconds, clamped to 64 bits."""
-        return np.clip(self.timestamp_ms, -MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS) * 1000
+
+def microseconds(times_ms: Ints) -> Ints:
+    """Milliseconds as microseconds, clamped to 64 bits: `envelope.times.micros_of` of each."""
+    return np.clip(times_ms, -MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS) * 1000
 
 
 @dataclass(frozen=True, slots=True)

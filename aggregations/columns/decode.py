@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from aggregations.columns import schema
 from aggregations.columns.arrays import Ints, Mask, Spans, arrow
-from aggregations.columns.batch import Batch, Inputs, RejectedRow
+from aggregations.columns.batch import Batch, Inputs, RejectedRow, microseconds
 from aggregations.columns.hops import Hops, Own, Routes
 from aggregations.columns.payload import payload_columns
 from aggregations.columns.signature import Signature, Signatures, Way, way_of
@@ -152,20 +152,20 @@ class Decoder:
             good,
             found,
         )
-        if self._timed and self.topic.time is None:
-            good &= (found[5] != 0) | (found[7] == 0)  # the timestamp of another record than the root is no event time
         rows = np.flatnonzero(good)
         if len(rows) < len(good):
             found = found.take(rows, axis=1)
         payload, name, (time, timed), (first, count, route) = found[:2], found[2:4], found[4:6], found[6:9]
+        own_ms = _of(inputs.timestamp_ms, rows)
         return self._part(
             rows,
             Hops(first, count, offsets, indices),
             Routes(own, nodes, kinds, values.data).way,
             route,
             Spans(values.data, *payload),
-            np.where(timed, time, _of(inputs.timestamp_us, rows)),
-            timed.astype(np.bool_) | (_of(inputs.timestamp_ms, rows) >= 0),
+            np.where(timed == 1, time, microseconds(np.where(timed == 2, time, own_ms))),
+            # The timestamp of another record than the root is no event time.
+            (timed != 0) | ((count == 0) & (own_ms >= 0)),
             _texts(Spans(values.data, *name)),
             _stamps(values.data, found[9:]) if self._stamps else None,
             inputs,
@@ -187,7 +187,7 @@ class Decoder:
         """Records without an envelope, which are their own roots."""
         own = Own.of(inputs.topic, inputs.partition)
         nameless = _NAMELESS.new_from_index(0, len(rows))
-        times = _of(inputs.timestamp_us, rows)
+        times = microseconds(_of(inputs.timestamp_ms, rows))
         hops = Hops.none(len(rows))
         stamps = pl.repeat(None, len(rows), eager=True, dtype=schema.STAMPS) if self._stamps else None
         return self._part(

@@ -129,33 +129,33 @@ def _node(before: int, kind: int, nodes: Any, table: Any, counts: Any) -> int:
 
 
 @helper
-def _read_hop(data: Any, at: int, end: int, hop: Any) -> tuple[bool, int, int]:
-    """Read one hop into a row of `kinds`; whether it is valid, its offset, and its index."""
+def _read_hop(data: Any, at: int, end: int, hop: Any) -> tuple[bool, int, int, int]:
+    """Read one hop into a row of `kinds`; whether it is valid, its offset, index and timestamp, or -1 for none."""
     for i in range(_PLACE + 1):
         hop[i] = 0
     texts = 0  # by bits: which were read. If one occurs twice, the first one would have to be text, too
-    partition, offset, index = int64(-1), int64(-1), int64(-1)
+    partition, offset, index, time = int64(-1), int64(-1), int64(-1), int64(-1)
     while at < end:
         tag, at = short(data, at, end)
         if at < 0:
-            return False, 0, 0
+            return False, 0, 0, 0
         number, wire = tag >> 3, tag & 7
         if number > _HOP_LAST:
             at = skipped(data, at, end, wire)
             if at < 0:
-                return False, 0, 0
+                return False, 0, 0, 0
         elif wire == 2 and not _HOP_NUMBERS >> number & 1:
             name = 0 if number == 1 else 2 if number == 4 else 4 if number == 9 else 6
             start, at = span(data, at, end)
             if at < 0 or number == 0 or texts >> name & 1:
-                return False, 0, 0
+                return False, 0, 0, 0
             texts |= 1 << name
             hop[name], hop[name + 1] = start, at - start
         elif wire == 0 and _HOP_NUMBERS >> number & 1:
             before = at
             value, at = varint(data, at, end)
             if at < 0:
-                return False, 0, 0
+                return False, 0, 0, 0
             if number == 2:
                 partition = (value << 32) >> 32
             elif number == 3:
@@ -163,20 +163,22 @@ def _read_hop(data: Any, at: int, end: int, hop: Any) -> tuple[bool, int, int]:
                 offset = value
             elif number == 5:
                 index = value & LOW
+            elif number == 11:
+                time = value
             elif number == 7 or number == 8 or number == 13:  # noqa: PLR1714
                 flag = REKEYED if number == 7 else PASS_THROUGH if number == 8 else KEYLESS
                 hop[_PLACE] = (hop[_PLACE] & ~flag) | (flag if value != 0 else 0)
         else:
-            return False, 0, 0
+            return False, 0, 0, 0
     hop[_PLACE - 1] = partition
     if index >= 0:
         hop[_PLACE] |= INDEXED
-    return partition >= 0 and 0 <= offset < _MAX_OFFSET, offset, index
+    return partition >= 0 and 0 <= offset < _MAX_OFFSET, offset, index, time
 
 
 @helper
 def _slot_of(data: Any, at: int, end: int, depth: int, fronts: Any, known: Any) -> Any:
-    """What is known of a hop that may be like this one: see `_offset_if_like`; then its index, kind and route.
+    """What is known of a hop that may be like this one: see `_offset_if_like`; then its index, kind, route, timestamp.
 
     Args:
         data: The buffer.
@@ -231,7 +233,8 @@ def read_envelopes(
         limits: Bytes of a message, bytes of a payload, hops, characters of a topic.
         good: Set to whether a record was accepted.
         found: Nine rows, each by record: start and length of the payload and of the event id, event time and whether
-            there is one, first hop and number of hops, route. Or 17: also start and length of the producer's name,
+            there is one (2: it is the timestamp of the first hop, in milliseconds), first hop and number of hops,
+            route. Or 17: also start and length of the producer's name,
             sequence number and whether there is one, last sequence number and whether there is one, epoch, and whether
             each partition is numbered.
 
@@ -283,7 +286,7 @@ def read_envelopes(
         key_start = key_end = goal_start = goal_end = name_start = name_end = at
         sequence, last, epoch, contiguous = int64(0), int64(0), int64(0), int64(0)
         has_sequence, has_last = False, False
-        hops, node = 0, own[row]
+        hops, node, root_ms = 0, own[row], int64(-1)
         while at < end and fine:
             tag, at = short(data, at, end)
             number, wire = tag >> 3, tag & 7
@@ -323,18 +326,20 @@ def read_envelopes(
                     like = _slot_of(data, start, at, depth, fronts, known)
                     offset = _offset_if_like(data, start, at, like)
                     if offset < 0:
-                        fine, offset, index = _read_hop(data, start, at, hop)
+                        fine, offset, index, stamp = _read_hop(data, start, at, hop)
                         kind = _kind(data, hop, kinds, kind_table, counts, topic_chars) if fine else -1
                         fine = kind >= 0
                         if fine:
                             fronts[depth] = max(hop[_PLACE + 1] - start, 2)
                             like = _slot_of(data, start, at, depth, fronts, known)
                             like[0], like[1], like[2], like[3] = start, hop[_PLACE + 1], hop[_PLACE + 2], at
-                            like[4], like[5] = index, kind
+                            like[4], like[5], like[7] = index, kind, stamp
                     if fine and hops < most_hops:
                         index, kind, before, node = like[4], like[5], node, like[6]
                         if node < 0 or nodes[node, 0] != before or nodes[node, 1] != kind:
                             like[6] = node = _node(before, kind, nodes, node_table, counts)
+                        if hops == 0:
+                            root_ms = like[7]
                         offsets[filled + hops], indices[filled + hops] = offset, index
                         hops += 1
                         fine = node >= 0
@@ -382,6 +387,8 @@ def read_envelopes(
         found[0, row], found[1, row] = payload_start, payload_end - payload_start
         found[2, row], found[3, row] = id_start, id_end - id_start
         found[4, row], found[5, row] = time, has_time
+        if not has_time and root_ms >= 0:
+            found[4, row], found[5, row] = root_ms, 2
         found[6, row], found[7, row], found[8, row] = filled, hops, node
         if len(found) > 9:
             found[9, row], found[10, row] = name_start, name_end - name_start

@@ -54,7 +54,7 @@ class Element(Generic[T]):
         key: The record's key.
         own: The record's coordinates.
         chain: Hops of the envelope, the first republisher's input first; empty without an envelope.
-        event_time_us: Event time, or else the record's timestamp, in microseconds since 1970.
+        event_time_us: Event time, or else the timestamp of the root, or else of the record, in microseconds since 1970.
         event_id: Identity of the event; empty when it has none.
         headers: The record's headers.
         indices: Its index in the output of each flat-map of this flow that it went through.

@@ -208,7 +208,7 @@ class Decoded:
         chain: The hops of its envelope.
         key: The record's key.
         event_id: Identity of the event; empty when it has none.
-        event_time_us: Event time, or else the record's timestamp, in microseconds since 1970.
+        event_time_us: `time_us`, or else the record's timestamp, in microseconds since 1970.
         identity: Event id for `Lineage.standing`: empty unless the source's policy uses event ids.
         time_us: The event time that is the same in every delivery: the envelope's, or else the timestamp of the root;
             None if neither is known.
@@ -286,6 +286,7 @@ class RecordDecoder:
             )
         chain = self.topic.retries.marked(message.chain, record.topic)
         lineage = Lineage.of(chain, self._own(record)).check()
+        time_us = _time_us(message, record)
         try:
             columns = self._read(message.payload)
         except EnvelopeError as error:
@@ -297,9 +298,9 @@ class RecordDecoder:
             chain=chain,
             key=record.key,
             event_id=message.event_id,
-            event_time_us=micros_of(record.timestamp_ms) if message.event_time_us is None else message.event_time_us,
+            event_time_us=micros_of(record.timestamp_ms) if time_us is None else time_us,
             identity=message.event_id if self.topic.siblings is Siblings.EVENT_ID else "",
-            time_us=_time_us(message, record),
+            time_us=time_us,
             stamp=stamp_of(message) if self._stamps else None,
         )
 

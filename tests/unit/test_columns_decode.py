@@ -251,13 +251,19 @@ def test_tombstones_are_skipped_and_counted_or_rejected_as_the_policy_says(envel
     ]
 
 
-def test_a_declared_time_needs_no_event_time_in_the_envelope(monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = Topic("timed", Json({"at": pl.Int64}), time="at")
-    hop = Hop("raw", 0, 7, via="kit", index=0, topic_id="R")
-    records = [Record("timed", 0, n, b"k", encode(Envelope(b'{"at": 5}', (hop,))), topic_id="T") for n in range(3)]
+@pytest.mark.parametrize("time", ["at", None])
+def test_records_without_an_event_time_in_the_envelope_are_read_in_columns(
+    time: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = Topic("timed", Json({"at": pl.Int64}), time=time)
+    hops = [Hop("raw", 0, 7, via="kit", index=0, topic_id="R", timestamp_ms=stamp) for stamp in (2, 2, 3, None, -1)]
+    values = [encode(Envelope(b'{"at": 5}', (hop, Hop("mid", 0, 8, timestamp_ms=9)))) for hop in hops]
+    records = [Record("timed", 0, n, b"k", value, 40, topic_id="T") for n, value in enumerate(values)]
 
     def one_by_one(*_: object) -> None:
         raise AssertionError("a record was read by itself")
 
     monkeypatch.setattr(RecordDecoder, "decode", one_by_one)
-    assert Decoder(topic, {"timed": "T"}, timed=True).decode(table_of(records)).frame.height == len(records)
+    frame = Decoder(topic, {"timed": "T"}, timed=True).decode(table_of(records)).frame
+    assert frame.get_column("_event_time_us").to_list() == [2_000, 2_000, 3_000, 40_000, 40_000]
+    assert frame.get_column("_time").to_list() == [2_000, 2_000, 3_000, None, None]

@@ -7,9 +7,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from aggregations import Emit, Fields, Flow, Json, Record, Topic, count, last, maximum, window_columns
+from aggregations import Emit, Fields, Flow, Json, Record, Topic, count, last, maximum, tumbling, window_columns
 from aggregations.errors import FlowError
-from envelope import Envelope, Hop, encode
+from envelope import Envelope, Hop, decode, encode
 from envelope.filters import TimeWindows, deduplicate, distinct, from_value
 from tests.support.both import TOPIC_ID, Both
 from tests.support.pure import runner
@@ -241,3 +241,23 @@ def test_the_declaration_is_shown_and_changes_no_definition() -> None:
     assert plain.definitions == stable.definitions
     assert "stable" not in plain.describe()
     assert "legs, stable _offset _timestamp" in stable.describe()
+
+
+@pytest.mark.parametrize(("root_ms", "found"), [(5, {b"5000": {"n": 1}}), (None, {b"9": {"n": 1}, b"10": {"n": 1}})])
+def test_a_message_without_an_event_time_has_that_of_its_root_if_the_republisher_wrote_it(
+    root_ms: Any, found: Any
+) -> None:
+    hops = (Hop("raw", 0, 3, via="a", index=0, topic_id="R", timestamp_ms=root_ms),)
+    value = encode(Envelope(b'{"tail": "N1"}', hops))
+    copies = [Record("legs", 0, n, b"N1", value, (9 + n) * 1_000, (), TOPIC_ID) for n in range(2)]
+    seconds = pl.col("_event_time_us") // (1 if root_ms else 1_000_000)
+    flow = source().aggregate("a", seconds, N).publish("out")
+    both = Both(flow)
+    both.process(copies)
+    assert both.results("a") == found
+    assert {decode(one.value).event_time_us for one in both.memory.outputs} == (
+        {5_000} if root_ms else {9 * 10**6, 10**7}
+    )
+    counted = Both(source().aggregate("a", "tail", N, window=tumbling("1h")))
+    counted.process(copies)
+    assert len(counted.results("a")) == (root_ms is not None)
