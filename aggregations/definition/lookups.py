@@ -51,8 +51,12 @@ class LatestRow:
         return {}
 
     def fold(self, state: dict[str, list[Any]], element: Element[Any]) -> dict[str, list[Any]]:
-        """The state with a further row."""
-        standing = element.lineage.standing(event_id=element.event_id)
+        """The state with a further row. A dead letter of a former topic of this name has none."""
+        line = element.lineage
+        died, own = line.nodes[line.died], line.own
+        if died.topic == own.topic and died.topic_id and own.topic_id not in ("", died.topic_id):
+            return state
+        standing = line.standing(event_id=element.event_id)
         row = None if element.value is None else {name: element.value[name] for name, _ in self.columns}
         self.put(state, standing.lane, standing.position, _time_us(element), row)
         return state

@@ -162,7 +162,9 @@ class Batches:
     def _begin(self, tasks: Sequence[Slot]) -> None:
         """Note the ends of a batch that looks up tables, or changes one."""
         ends = {one.place: one.end for slot in tasks for one in slot.ranges}
-        self._repeated(f"beginning of batch {self._run.batch}", lambda: begin_batch(self._run, ends))
+        self._repeated(
+            f"beginning of batch {self._run.batch}", lambda: begin_batch(self._run, ends, self._opening.topic_ids)
+        )
 
     def _warn(self) -> None:
         """Log once that messages without a key arrive."""

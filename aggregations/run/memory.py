@@ -195,12 +195,12 @@ class MemoryRunner:
     def _commit(self, part: Flow[Any], found: _Records) -> Report:
         """Fold and commit the records of one part of the flow."""
         check_turn(self.run, part)
-        begin_batch(self.run, _ends_of(found))
+        consumed = self._consumed_ids(found.values())
+        begin_batch(self.run, _ends_of(found), consumed)
         self._look(part, found)
         read = {TopicPartition(topic, partition) for topic, partition, _ in found}
         idle = self._idle.look({*self.run.start, *read}, read, self._clock())
         self.run.check_progress()
-        consumed = self._consumed_ids(found.values())
         incarnations = self.run.incarnations({**self.topic_ids, **consumed})
         batch = self._fold(part, found, incarnations, consumed)
         while unlisted := batch.collector.unlisted():

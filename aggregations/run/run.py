@@ -51,6 +51,7 @@ class Run:
         given_up: Batches that restores gave up; see `Manifest.given_up`.
         notes: Note every batch before it is folded; see `Manifest.noted`.
         unasked: See `Manifest.unasked`.
+        emptied: Tables that this run has emptied because their topics were created again, each with the id of the topic.
     """
 
     flow: Flow[Any]
@@ -76,6 +77,7 @@ class Run:
     given_up: tuple[GivenUp, ...] = ()
     notes: bool = False
     unasked: bool = False
+    emptied: set[tuple[str, str]] = field(default_factory=set)
     _former: dict[str, Manifest] = field(default_factory=dict)
     """By topic that was created again: the manifest of the former one, until a batch of the new one is folded."""
 
@@ -194,6 +196,8 @@ class Run:
         A manifest never goes back within an incarnation of a topic; a topic that was created again starts over.
         """
         before = self.manifest
+        former = self.former_tables(topic_ids).values()  # they are emptied before the manifest names the new topics
+        topic_ids = {topic: one for topic, one in topic_ids.items() if topic not in former}
         positions: dict[str, dict[int, Progress]] = {}
         if before is not None:
             for topic, partitions in before.positions.items():
@@ -221,6 +225,20 @@ class Run:
             published=before.published if before else {},
             unfinished=unread(before.unfinished, positions) if before else {},
         )
+
+    def former_tables(self, topic_ids: Mapping[str, str]) -> dict[str, str]:
+        """Topics that were created again, by table, as long as the tables have the rows of the former ones.
+
+        Args:
+            topic_ids: Current id of each consumed topic, if it is known.
+        """
+        known = self.manifest.topic_ids if self.manifest else {}
+        return {
+            name: topic
+            for name, table in self.flow.tables.items()
+            for topic in table.topics
+            if (now := topic_ids.get(topic, "")) and known.get(topic, now) != now and (name, now) not in self.emptied
+        }
 
     def homes(self) -> dict[str, str]:
         """Name of its store by stage: the name of the store's first stage."""

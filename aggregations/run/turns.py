@@ -9,26 +9,37 @@ another batch, the other one of two duplicates might come first.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 
 from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
+from aggregations.per_message.stage import KeyState
 from aggregations.run.run import Run
+from aggregations.run.states import save_states, state_of
 from envelope import TopicPartition
+from persistence.commit.faults import effect, removal_of
 from persistence.manifest import unread
 
+_WRITES: Final = 10_000
+"""States of a table that one call empties."""
 
-def begin_batch(run: Run, ends: Mapping[TopicPartition, int]) -> None:
+
+def begin_batch(run: Run, ends: Mapping[TopicPartition, int], topic_ids: Mapping[str, str]) -> None:
     """Note the ends of a batch in every store before it is folded, if the flow (`Flow.notes_batches`) or the run needs it.
+
+    Before it, the tables whose topics were created again lose the rows of the former topics.
 
     Args:
         run: The run.
         ends: Next offset after the batch, for the partitions that it reads.
+        topic_ids: Current id of each source, if it is known.
     """
     if not (run.flow.notes_batches or run.notes):
         return
+    _begin_tables_anew(run, topic_ids)
     found = unfinished(run)
     for (topic, partition), end in ends.items():
         mine = found.setdefault(topic, {})
@@ -37,6 +48,26 @@ def begin_batch(run: Run, ends: Mapping[TopicPartition, int]) -> None:
     if manifest is None or manifest.epoch != run.epoch or manifest.unfinished != found:
         # Also an unchanged note: tasks look for the manifest of this run.
         run.note(run.changed(unfinished=found))
+
+
+def _begin_tables_anew(run: Run, topic_ids: Mapping[str, str]) -> None:
+    """Empty the tables whose topics were created again: rows that the new topic does not have are gone.
+
+    The manifest names the new topic with the next batch. Until then each run empties the table again, also of what a
+    crashed one has folded of the new topic.
+    """
+    if part_to_finish(run) is run.flow.parts[-1]:
+        return  # what was begun finds the rows that it found first
+    for name, topic in run.former_tables(topic_ids).items():
+        # Tasks of an earlier run see by it that what they read of the table may not be the rows of their batch.
+        run.note(run.changed())
+        stage = run.flow.stage(name)
+        store, ref = run.stores[name], run.stage_ref(stage)
+        found = [(key, one.version) for key, one in store.scan(ref) if state_of(one, ref, key).folded]
+        for first in range(0, len(found), _WRITES):
+            states = {key: KeyState(version=version) for key, version in found[first : first + _WRITES]}
+            effect(removal_of(name), partial(save_states, run, stage, states))
+        run.emptied.add((name, topic_ids[topic]))
 
 
 def unfinished(run: Run) -> dict[str, dict[int, int]]:

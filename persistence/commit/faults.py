@@ -98,7 +98,7 @@ _POINTS = {
     write_of("STAGE"): "a part of a stage's states is written by one transaction or script, within persist",
     CommitStep.MANIFEST.of("STORE"): CommitStep.MANIFEST.text,
     close_of("STAGE"): "states of a stage's closed windows are produced and acknowledged, after the manifests",
-    removal_of("STAGE"): "states of a stage that are due are removed, after the manifests",
+    removal_of("STAGE"): "states of a stage that are due are removed, after the manifests; or a table begins anew",
     CommitStep.RETURN: CommitStep.RETURN.text,
     CommitStep.OFFSETS: CommitStep.OFFSETS.text,
     STREAM_PLAN: "Spark is told where its next micro-batch ends; it has logged that the last one is committed, and logs this one",

@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path as File
 
+import polars as pl
 import pytest
 
 from aggregations.definition.aggregates import count
@@ -20,7 +21,7 @@ from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
 from aggregations.engine import opening
 from aggregations.engine.options import RunOptions
-from aggregations.errors import FlowError
+from aggregations.errors import FlowError, RunRefusedError
 from aggregations.local import run_local
 from aggregations.report import Report
 from aggregations.run.binding import bind
@@ -269,3 +270,41 @@ def test_a_manifest_that_cannot_be_written_for_a_moment_is_written_again_without
         world.run(flow)
     assert injector.reached["fold"] == len(flow.stages)
     world.check(flow)
+
+
+def test_a_table_whose_topic_was_created_again_has_the_rows_of_the_new_topic_only(
+    world: World, topic: Callable[..., str]
+) -> None:
+    table = topic(name="merchants")
+    payments = Topic(world.topic, Json({"merchant": str}), envelope=False)
+    merchants = Topic(table, Json({"category": str}), envelope=False)
+    flow = (
+        Flow("payments")
+        .source(payments)
+        .aggregate("card", "_key", Fields(n=count()))
+        .lookup("merchant", merchants, "merchant")
+        .aggregate("category", pl.col("category").fill_null("unknown"), Fields(n=count()))
+    )
+
+    def row(name: str, category: str) -> Sent:
+        return Sent(json.dumps({"category": category}).encode(), name.encode())
+
+    def pay(*names: str) -> None:
+        world.send(Sent(json.dumps({"merchant": name}).encode(), b"card") for name in names)
+
+    world.send([row("a", "food"), row("b", "books")], table)
+    pay("a", "b")
+    world.run(flow)
+    for rows, found in (([row("a", "toys")], {b"a": {"category": "toys"}}), ([], {})):
+        world.topics.delete([table])
+        world.topics.create(table, 1)
+        world.send(rows, table)
+        pay("a", "b")
+        with pytest.raises(RunRefusedError, match=r"created again.*--accept topic-recreated"):
+            world.run(flow)
+        world.run(flow, accept=["topic-recreated"])
+        assert world.results(flow, "merchant") == found
+        assert world.run(flow).records == 0
+    assert world.results(flow, "category") == {
+        name: {"n": n} for name, n in ((b"food", 1), (b"books", 1), (b"toys", 1), (b"unknown", 3))
+    }

@@ -188,7 +188,7 @@ def test_an_element_is_folded_once_with_the_row_that_it_found_first(
 
 
 def _without_notes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "begin_batch", lambda run, _ends: run.note(run.changed()))
+    monkeypatch.setattr(memory, "begin_batch", lambda run, *_: run.note(run.changed()))
 
 
 def _forgets_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

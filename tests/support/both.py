@@ -26,6 +26,7 @@ from aggregations.run.closing import with_closing
 from aggregations.run.final import FinalSnapshots
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.retire import Retirement, with_dues
+from aggregations.run.run import Run
 from aggregations.run.states import load_states
 from aggregations.run.turns import begin_batch
 from envelope import Hop, Reason, TopicPartition
@@ -150,7 +151,7 @@ class Both:
 
     def _vectorised(self, part: Flow[Any], records: Sequence[Record]) -> Work:
         run = self.run
-        begin_batch(run, {TopicPartition(one.topic, one.partition): one.offset + 1 for one in records})
+        begin_batch(run, {TopicPartition(one.topic, one.partition): one.offset + 1 for one in records}, self.topic_ids)
         while True:
             work, writes = self._folded(records, part)
             if not (unlisted := work.collector.unlisted()):
@@ -160,7 +161,8 @@ class Both:
             dated = with_dues(stage, found)
             run.stores[stage.name].save(run.stage_ref(stage), dated, epoch=run.epoch, batch=run.batch)
         ends = {TopicPartition(one.topic, one.partition): one.offset + 1 for one in records}
-        manifest = with_closing(run, run.following(ends, self.topic_ids, {}, work.collector.changes), ())
+        following = run.following(ends, self.topic_ids, _incarnations(run), work.collector.changes)
+        manifest = with_closing(run, following, ())
         for name, _ in run.distinct_stores():
             run.save_manifest(name, manifest)
         run.advanced(manifest)
@@ -185,6 +187,7 @@ class Both:
             routes=self._routes,
             earlier=None if run.accept_definition else run.earlier,
             asked=("raw", *self.topic_ids),
+            incarnations=_incarnations(run),
             times=times_in(run.manifest, self.topic_ids),
             removed=self._retirement.removed,
             closed=self._final.closed(self._retirement.removed),
@@ -200,6 +203,10 @@ class Both:
             sent = [pack(following, self._routes) for _, following in folded if following is not None]
             tasks = [unpack([part[route] for part in sent if part[route]]) for route in range(self._routes)]
         return work, writes
+
+
+def _incarnations(run: Run) -> dict[str, tuple[str, ...]]:
+    return dict(run.manifest.incarnations) if run.manifest else {}
 
 
 @contextmanager

@@ -1,7 +1,10 @@
 """Tables that a flow looks up: what is refused, what a row is, and that both paths find the same rows."""
 
 import json
+from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -20,13 +23,24 @@ from aggregations.run.consistency import check_turns
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.start import start_of
 from aggregations.run.turns import Turns, begin_batch, forget_beyond, unfinished
-from envelope import Envelope, Hop, Node, Reason, Tombstones, TopicPartition, encode
+from envelope import Envelope, Hop, Node, Reason, Tombstones, TopicPartition, decode, encode
 from envelope.filters import EventIdFilter, from_value
+from persistence.commit import faults
+from persistence.commit.faults import Fault, FaultOutcome, Injector
 from persistence.errors import Transient
 from persistence.manifest import Manifest, Progress
 from persistence.names import FlowRef
 from tests.support.both import TOPIC_ID, Both
 from tests.support.pure import fresh_store
+
+
+class Crash(BaseException):
+    """The process died."""
+
+
+def crash() -> None:
+    raise Crash
+
 
 PAYMENTS = Topic("payments", Json({"card": str, "merchant": str, "cents": int}), envelope=False)
 MERCHANTS = Topic("merchants", Json({"category": str, "fee": float, "tags": [str]}), envelope=False)
@@ -235,7 +249,7 @@ def test_the_table_is_not_read_before_an_unfinished_batch_of_the_main_line() -> 
     flow = by_category()
     runner = MemoryRunner(flow, bind(flow, {}, fresh_store()))
     runner.process([merchant(0, "m", "food")])
-    begin_batch(runner.run, {TopicPartition("payments", 0): 2})
+    begin_batch(runner.run, {TopicPartition("payments", 0): 2}, {})
     with pytest.raises(RunRefusedError, match="payments:0 up to 2"):
         runner.process([merchant(1, "m", "toys")])
     with pytest.raises(RunRefusedError):  # one of two records is not enough
@@ -249,7 +263,7 @@ def test_a_task_that_reads_the_table_after_its_batch_was_committed_fails() -> No
     flow = by_category()
     runner = MemoryRunner(flow, bind(flow, {}, fresh_store()))
     runner.process([merchant(0, "m", "food")])
-    begin_batch(runner.run, {TopicPartition("payments", 0): 1})
+    begin_batch(runner.run, {TopicPartition("payments", 0): 1}, {})
     assert runner._rows("merchant", [b"m"]) == {b"m": {"category": "food"}}
     late, batch = runner._rows, runner.run.batch
     runner.process([paid(0, "m"), merchant(1, "m", "toys")])
@@ -305,7 +319,7 @@ def test_a_topic_that_is_created_again_ends_what_was_begun_of_the_former_one() -
     flow = by_category()
     run = MemoryRunner(flow, bind(flow, {}, fresh_store())).run
     run.start_at("payments", "old", {0: 0})
-    begin_batch(run, {TopicPartition("payments", 0): 5})
+    begin_batch(run, {TopicPartition("payments", 0): 5}, {})
     assert unfinished(run) == {"payments": {0: 5}}
     run.start_at("payments", "new", {0: 0})
     assert unfinished(run) == {}
@@ -349,3 +363,118 @@ def test_a_row_that_lacks_a_column_looked_up_since_refuses_the_run() -> None:
     second = MemoryRunner(more, bind(more, {}, store), accept=["definition"])
     with pytest.raises(RunRefusedError, match=r"rows without fee.*`headwater replay --redefine`"):
         second.process([paid(0, "m")])
+
+
+def again(record: Record) -> Record:
+    """The record, in a topic of the same name that was created later."""
+    return replace(record, topic_id="T2")
+
+
+ENVELOPED = Topic("merchants", Json({"category": str}))
+
+
+def copied(offset: int, root: int, name: str, category: str) -> Record:
+    """A record of the table that a republisher made of a record of another topic."""
+    chain = (Hop("raw", 0, root, via="kit", index=0, topic_id="R", timestamp_ms=1_000),)
+    return Record(
+        *("merchants", 0, offset, name.encode()),
+        encode(Envelope(b'{"category": "%s"}' % category.encode(), chain)),
+        1,
+        (),
+        TOPIC_ID,
+    )
+
+
+def test_a_table_whose_topic_was_created_again_has_the_rows_of_the_new_topic_only() -> None:
+    both = Both(by_category())
+    both.process(
+        [merchant(0, "a", "food"), merchant(1, "b", "books"), merchant(2, "a", "typo", at=9_000), paid(0, "b")]
+    )
+    both.topic_ids["merchants"] = "T2"
+    both.process([again(merchant(0, "a", "food", at=9_000))])
+    both.process([paid(1, "a"), paid(2, "b")])
+    assert both.results("merchant") == {b"a": {"category": "food"}}
+    assert both.results("category") == {
+        b"books": {"n": 1, "cents": 1},
+        b"food": {"n": 1, "cents": 1},
+        b"unknown": {"n": 1, "cents": 1},
+    }
+    both.process(
+        [again(merchant(1, "b", "toys", at=1)), again(merchant(2, "a", None, at=1)), paid(3, "b"), paid(4, "a")]
+    )
+    assert both.results("merchant") == {b"a": None, b"b": {"category": "toys"}}
+
+
+def test_a_table_of_republished_records_has_those_that_the_new_topic_got_again() -> None:
+    """Their roots are the same: the histories of the former topic would take them for copies."""
+    both = Both(cards().lookup("merchant", ENVELOPED, "merchant").publish("out"))
+    both.process([copied(0, 7, "a", "food"), copied(1, 8, "b", "books")])
+    both.topic_ids["merchants"] = "T2"
+    both.process([again(copied(0, 7, "a", "food"))])
+    assert both.results("merchant") == {b"a": {"category": "food"}}
+
+
+def test_a_table_whose_topic_was_created_again_and_is_empty_has_no_rows() -> None:
+    both = Both(by_category())
+    both.process([merchant(0, "m", "food"), paid(0, "m")])
+    both.topic_ids["merchants"] = "T2"
+    both.process([paid(1, "m")])
+    assert both.results("merchant") == {}
+    assert both.results("category").keys() == {b"food", b"unknown"}
+    both.process([again(merchant(0, "m", "toys"))])
+    both.process([paid(2, "m")])
+    assert both.results("category")[b"toys"] == {"n": 1, "cents": 1}
+
+
+def test_what_was_begun_before_the_topic_of_a_table_was_created_again_finds_the_rows_of_before() -> None:
+    flow, store = by_category(), fresh_store()
+    first = MemoryRunner(flow, bind(flow, {}, store), topic_ids={"merchants": TOPIC_ID})
+    first.process([merchant(0, "m", "food")])
+    begin_batch(first.run, {TopicPartition("payments", 0): 1}, {})
+    second = MemoryRunner(flow, bind(flow, {}, store), topic_ids={"merchants": "T2"})
+    second.process([paid(0, "m")])
+    second.process([paid(1, "m")])
+    assert second.results("category").keys() == {b"food", b"unknown"}
+
+
+@pytest.mark.parametrize(
+    "point", ["remove:merchant", "ledger", "persist:merchant", "manifest:merchant", "manifest:card"]
+)
+@pytest.mark.parametrize("outcome", [FaultOutcome.BEFORE, FaultOutcome.AFTER])
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "lmdb"])
+@pytest.mark.parametrize("topic_id", ["T2", "T3"])
+def test_a_crash_while_a_table_begins_anew_leaves_no_row_of_the_former_topic(
+    point: str, outcome: FaultOutcome, kind: str, topic_id: str, tmp_path: Path
+) -> None:
+    """Also if the topic is then created once more, and has less."""
+    store = fresh_store() if kind == "memory" else f"{kind}://{tmp_path}/states"
+    flow = by_category()
+    stores = bind(flow, {"merchant": fresh_store()} if kind == "memory" else {}, store)
+    first = MemoryRunner(flow, stores, topic_ids={"merchants": TOPIC_ID})
+    first.process([merchant(n, f"m{n}", "food") for n in range(3)])
+    first.close()
+    new = [merchant(0, "m1", "books", at=1), merchant(1, "x", "toys")]
+    crashing = MemoryRunner(flow, stores, topic_ids={"merchants": "T2"})
+    with faults.use(Injector([Fault(point, outcome)], crash)), suppress(Crash):
+        crashing.process([again(one) for one in new])
+    left = new if topic_id == "T2" else new[:1]
+    third = MemoryRunner(flow, stores, topic_ids={"merchants": topic_id})
+    third.process([replace(one, topic_id=topic_id) for one in left])
+    third.process([paid(n, f"m{n}") for n in range(3)])
+    assert third.results("merchant").keys() == {one.key for one in left}
+    assert third.results("category") == {b"books": {"n": 1, "cents": 1}, b"unknown": {"n": 2, "cents": 2}}
+
+
+def test_a_dead_letter_of_the_former_topic_makes_no_row_of_the_new_table() -> None:
+    flow = cards().lookup("merchant", MERCHANTS, "merchant", columns=["fee"])
+    both = Both(flow.aggregate("all", pl.lit("all"), COUNT))
+    broken = replace(merchant(0, "m", "food"), value=b'{"fee": "x"}')
+    both.process([broken])
+    [dead] = both.dead_letters
+    both.topic_ids["merchants"] = "T2"
+    both.process([again(merchant(0, "m", "toys", at=1))])
+    back = both.redriven(dead, 1)
+    assert back.value is not None
+    mended = encode(replace(decode(back.value), payload=b'{"fee": 2.0}'))
+    both.process([replace(again(back), value=mended)])
+    assert both.results("merchant") == {b"m": {"fee": 0.5}}
