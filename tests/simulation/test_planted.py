@@ -1,11 +1,14 @@
 """What the simulation is worth: every planted bug is found within a few hundred seeds."""
 
 import inspect
-from functools import cache
+from functools import cache, partial
 
 import pytest
 
+from aggregations.definition.source import Topic
+from tests.simulation import audit, changes, topology
 from tests.simulation.bugs import MATTERS, SHOWN_BY
+from tests.simulation.patch import patched
 from tests.simulation.planted import BUGS, planted
 from tests.simulation.prove import SEEDS_PER_BUG, find
 from tests.simulation.shrink import outcome
@@ -42,3 +45,16 @@ def test_a_bug_is_gone_when_its_block_ends():
         with planted(name):
             pass
     assert {place: inspect.getattr_static(owner, place[1]) for place, owner in owners.items()} == before
+
+
+@pytest.mark.parametrize("seed", [40, 69, 86, 144, 285])
+def test_retry_topics_whose_hops_are_not_marked_are_exact_if_they_are_named(seed):
+    retries: dict[str, list[str]] = {}
+    for processor in draw_world(seed, 0)[0].processors:
+        if processor.retries:
+            retries.setdefault(processor.source, []).extend(processor.retry_topics)
+    named = partial(Topic, retries=retries)
+    with planted("service-counts-retries"):
+        assert outcome(seed)
+        with patched([(module, "Topic", named) for module in (audit, changes, topology)]):
+            assert outcome(seed) == ""

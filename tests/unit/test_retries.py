@@ -98,6 +98,7 @@ def test_what_was_sent_directly_and_through_retry_topics_is_counted_once() -> No
     both.process([made(0, tried()), made(1, tried("raw-retry-0")), made(2, tried(index=1))])
     both.process([made(3, tried("raw-retry-0", "raw-retry-0", index=1)), made(4, tried("raw-retry-0"))])
     assert both.results("a") == {b"k": {"n": 2, "cents": 14}}
+    assert both.memory.report.verdicts["a"] == {"accepted": 2, "duplicate_in_batch": 1, "duplicate": 2}
     assert not both.dead_letters
 
 
@@ -105,6 +106,7 @@ def test_without_the_names_of_the_retry_topics_it_is_counted_twice() -> None:
     both = Both(flow())
     both.process([made(0, tried()), made(1, tried("raw-retry-0")), made(2, tried("raw-retry-0"))])
     assert both.results("a") == {b"k": {"n": 2, "cents": 14}}
+    assert both.memory.report.verdicts["a"] == {"accepted": 1, "new_lane": 1, "ambiguous": 1}
     both.process([made(3, tried("raw-retry-0", "raw-retry-0"))])
     assert both.reasons() == [(3, Reason.CHAIN_LOOP)]
 
