@@ -56,6 +56,7 @@ class Report:
         keyless: Count per stage of messages that were republished without a key: a copy may arrive over any
             partition.
         batches: Batches committed.
+        unpublished: Count per stage of states that were not published, because they are too large for their topic.
         warnings: Signs that a filter is used wrongly, and in how many states.
     """
 
@@ -70,6 +71,7 @@ class Report:
     removed: Counter[str] = field(default_factory=Counter)
     keyless: Counter[str] = field(default_factory=Counter)
     batches: int = 0
+    unpublished: Counter[str] = field(default_factory=Counter)
     warnings: Counter[str] = field(default_factory=Counter)
 
     def add_copies(self, copies: Mapping[str, int]) -> None:
@@ -91,6 +93,7 @@ class Report:
         self.removed.update(other.removed)
         self.keyless.update(other.keyless)
         self.batches += other.batches
+        self.unpublished.update(other.unpublished)
         self.warnings.update(other.warnings)
 
     def log_raised(self, log: logging.Logger) -> None:

@@ -27,6 +27,8 @@ class Reason(StrEnum):
     """A hop lacks its topic, partition or offset, or a payload lacks a field that the flow needs."""
     NULL_KEY = "null_key"
     """The stage's key is null for this message."""
+    KEY_TOO_LONG = "key_too_long"
+    """The stage's key has more bytes than the store of the stage takes."""
     KEY_MISMATCH = "key_mismatch"
     """The envelope's key differs from the record's key."""
     BAD_TOPIC = "bad_topic"

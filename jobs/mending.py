@@ -44,7 +44,8 @@ from jobs.replaying.generations import Generations
 from jobs.snapshot_places import Place, shown
 from jobs.table.view import key_as_text
 from persistence.commit.faults import MEND, effect
-from persistence.kafka import AcknowledgedProducer, KafkaSettings
+from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
+from persistence.kafka.producer import COMMAND_BATCH_BYTES
 from persistence.protocol import Stored
 
 MENDS: Final = "mend states"
@@ -175,7 +176,10 @@ def mend(
         published = 0
         if apply:
             published = apply_mends(
-                run, chosen, mends, why=why, publish=lambda messages: effect(MEND, lambda: _send(kafka, messages))
+                *(run, chosen, mends),
+                why=why,
+                publish=lambda messages: effect(MEND, lambda: _send(kafka, messages)),
+                largest=Topics(kafka).max_message_bytes(chosen.state_topics),
             )
     return Mended(
         flow.name,
@@ -212,7 +216,13 @@ def _turns(reader: Reader, journal: str | None, run: Run, stage: Stage, history:
 
 
 def apply_mends(
-    run: Run, stage: Stage, mends: Sequence[Mend], *, why: str, publish: Callable[[Sequence[MendedSnapshot]], Any]
+    run: Run,
+    stage: Stage,
+    mends: Sequence[Mend],
+    *,
+    why: str,
+    publish: Callable[[Sequence[MendedSnapshot]], Any],
+    largest: Mapping[str, int] = {},
 ) -> int:
     """Write mended states, with a note in the pointer; see `write_mends`.
 
@@ -222,6 +232,7 @@ def apply_mends(
         mends: The mended states.
         why: The reason, for the audit.
         publish: Produces messages within the fault point `MEND`, and returns when all are acknowledged.
+        largest: Largest record that can be produced to a topic, in bytes, by topic.
 
     Returns:
         Number of messages sent.
@@ -233,6 +244,7 @@ def apply_mends(
         what=MENDS,
         note=lambda: _note(Generations(run.flow, run), stage.name, mends, why),
         publish=publish,
+        largest=largest,
     )
 
 
@@ -325,7 +337,7 @@ def _note(found: Generations, stage: str, mends: Sequence[Mend], why: str) -> No
 
 
 def _send(kafka: KafkaSettings, messages: Sequence[MendedSnapshot]) -> None:
-    with closing(AcknowledgedProducer(kafka)) as producer:
+    with closing(AcknowledgedProducer(kafka, batch_size=COMMAND_BATCH_BYTES)) as producer:
         for one in messages:
             producer.send(one.topic, one.value, one.key)
         producer.flush()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
 
-from envelope import EnvelopeError, TopicPartition, Verdict
+from envelope import EnvelopeError, Reason, TopicPartition, Verdict
 from envelope.filters.arrival import UNIDENTIFIED, Filter, Ruling, rejected
 from envelope.filters.states import FilterStates
 from envelope.filters.turns import in_turns, time_extractor
@@ -190,6 +190,9 @@ class StoredFilter:
         """Key of a record's state, or the ruling for a record without one."""
         try:
             scope = self.filter.scope(record)
+            longest = self._kept.store.capabilities.max_key_bytes
+            if scope is not None and longest is not None and len(scope) > longest:
+                raise EnvelopeError(Reason.KEY_TOO_LONG, f"the key of its state has more than {longest} bytes")
         except EnvelopeError as error:
             return rejected(error)
         return UNIDENTIFIED if scope is None else scope

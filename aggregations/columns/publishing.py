@@ -62,7 +62,7 @@ def publisher(rows: Elements) -> Publisher:
         general = output_of(step, marking)
         if marking is not None and not marking.is_plain:
             return general
-        fast = _Fast(rows, step)
+        fast = _Fast(rows, step, marking)
 
         def output(element: Element[Any], key: Any, topic: Any) -> OutputMessage | None:
             try:
@@ -79,9 +79,10 @@ def publisher(rows: Elements) -> Publisher:
 class _Fast:
     """Makes the messages of rows that are published as they are."""
 
-    def __init__(self, rows: Elements, step: Publish) -> None:
+    def __init__(self, rows: Elements, step: Publish, marking: Marking | None) -> None:
         self._rows = rows
         self._step = step
+        self._marking = marking
         frame = rows.frame
         self._positions = [
             tuple(part for part in row if part != schema.MISSING)
@@ -119,7 +120,10 @@ class _Fast:
         keyless = key is None or (record_key is None and chained)
         hop = self._hop(own, item_index(indices), rekeyed=key != record_key, keyless=keyless)
         order = self._positions[row] + indices
-        return OutputMessage(topic, key, seal(HEAD + body + hops + hop), (), order, own, indices)
+        value = seal(HEAD + body + hops + hop)
+        if self._marking is not None and self._marking.refused(topic, key, value):
+            raise _Irregular
+        return OutputMessage(topic, key, value, (), order, own, indices)
 
     def _hops(self, row: int) -> tuple[int, bytes]:
         """Number and bytes of the hops of the record's envelope."""

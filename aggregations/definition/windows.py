@@ -22,7 +22,8 @@ RETENTION: Final = 86_400
 """Seconds: the default of `retention=`, a day."""
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _START: Final = re.compile(rb"@([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z)\Z")
-_START_BYTES: Final = len(b"@2013-01-01T05:00:00Z")
+START_BYTES: Final = len(b"@2013-01-01T05:00:00Z")
+"""Bytes that follow the stage's key in the key of a state."""
 
 
 class Late(StrEnum):
@@ -108,7 +109,7 @@ class Window:
 
     def due(self, key: bytes) -> int:
         """End of the window of a state, in seconds since 1970: its due time, whatever the lateness and the retention."""
-        return _start_of(key[-_START_BYTES:]) + self.size
+        return _start_of(key[-START_BYTES:]) + self.size
 
     def closed_until(self, closing_us: int) -> int:
         """The latest due time of a window that all partitions have closed.
@@ -171,7 +172,7 @@ class Window:
     @staticmethod
     def stage_key(key: bytes) -> bytes:
         """The stage's key in the key of a state."""
-        return key[:-_START_BYTES]
+        return key[:-START_BYTES]
 
     def split(self, key: bytes) -> WindowKey:
         """Divide the key of a state into the stage's key, and start and end of the window.

@@ -111,7 +111,7 @@ class Batches:
         self.slots = executor.routes
         self.idle: Collection[TopicPartition] = ()
         self._retirement = Retirement(self._run)
-        self._final = FinalSnapshots(self._run, self._publish_closed)
+        self._final = FinalSnapshots(self._run, self._publish_closed, opening.largest)
         self._watches = watches
         self._options = options
         self._progress = progress
@@ -186,7 +186,7 @@ class Batches:
     def _publish_closed(self, stage: str, outputs: Sequence[OutputMessage]) -> None:
         """Produce the states of a stage's windows that have closed; in a rebuild, hold them."""
         if self._options.sends:
-            effect(close_of(stage), lambda: produce_outputs(self._options.kafka, outputs))
+            effect(close_of(stage), lambda: produce_outputs(self._options.kafka, outputs, self._opening.largest))
         elif self._options.rebuilding is not None:
             effect(close_of(stage), lambda: self._hold_closed(outputs))
 
@@ -197,7 +197,7 @@ class Batches:
     def leave(self, counts: Report) -> None:
         """Publish the windows that have closed, then remove the states that are due."""
         after = f"after batch {self._run.batch - 1}"
-        counts.outputs += self._repeated(f"closed windows {after}", self._final.publish)
+        counts.add(self._repeated(f"closed windows {after}", self._final.publish))
         counts.removed.update(self._repeated(f"removal {after}", self._retirement.remove))
 
     def advance(self, manifest: Manifest) -> None:
@@ -372,6 +372,8 @@ class Batches:
             times=times_in(run.manifest, opening.topic_ids),
             removed=self._retirement.removed,
             closed=self._final.closed(self._retirement.removed),
+            largest=opening.largest,
+            longest_keys=run.longest_keys,
         )
         attempt = Attempt(
             number=number,

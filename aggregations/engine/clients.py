@@ -2,13 +2,14 @@
 
 import os
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
 from aggregations.engine.idle import keepers
 from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
+from persistence.kafka.producer import batch_bytes
 from persistence.protocol import StateStore
 from persistence.registry import open_store
 
@@ -37,9 +38,15 @@ def store_of(url: str) -> StateStore:
     return store
 
 
-def producer_of(settings: KafkaSettings) -> AcknowledgedProducer:
-    """The producer to a cluster."""
-    return once(("producer", name_of(settings)), lambda: AcknowledgedProducer(settings))
+def producer_of(settings: KafkaSettings, largest: Iterable[int] = ()) -> AcknowledgedProducer:
+    """The producer to topics of a cluster.
+
+    Args:
+        settings: Settings of the Kafka cluster.
+        largest: Largest record that each topic takes, in bytes.
+    """
+    size = batch_bytes(largest)
+    return once(("producer", name_of(settings), size), lambda: AcknowledgedProducer(settings, batch_size=size))
 
 
 def topics_of(settings: KafkaSettings) -> Topics:

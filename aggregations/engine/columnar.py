@@ -39,7 +39,7 @@ from aggregations.engine.rows import (
     of_one_numbering,
     with_all_columns,
 )
-from aggregations.per_message.arrivals import marking_before, missing_at_end, stage_key
+from aggregations.per_message.arrivals import marking_before, missing_at_end, stage_key, too_long
 from aggregations.per_message.cause import Cause
 from aggregations.per_message.dead_letters import RejectedRecord
 from aggregations.per_message.ledger import outputs_before
@@ -80,7 +80,7 @@ class ColumnarPath:
             stored = effect(CommitStep.LOAD.of(stage.name), lambda: job.stored(stage, keys))
         with work.timed("fold"):
             folded = effect(CommitStep.FOLD, lambda: columnar_fold(work, stage, arrivals, codes, keys, stored).run())
-            work.outputs += job.snapshots_of(stage, folded.states)
+            work.outputs += job.snapshots_of(stage, folded.states, work.report.counts)
         with work.timed("steps"):
             return folded.writes, _onward(work, stage, folded.onward())
 
@@ -243,6 +243,7 @@ def _marking(work: Work, stage: str, later: Collection[str] = ()) -> Marking:
         topic_ids=work.roots.topic_ids,
         siblings=work.collector.siblings,
         later=later,
+        largest=work.job.progress.largest,
     )
 
 
@@ -260,7 +261,7 @@ def _enter(work: Work, stage: Stage, before: Rows, earlier: Stepped | None = Non
     marking = _marking(work, stage.name, job.flow.after(stage))
     stepped = _stepped(work, stage.index, stage.before, before, stage.schema, marking)
     _add(stepped, earlier)
-    key = user_key = _keys(stepped, aggregate.key)
+    key = user_key = _keys(stepped, aggregate.key, job.progress.longest_keys.get(stage.name))
     closed: list[pl.Series] = []
     if aggregate.times is not None:
         user_key, key, shut = enter_times(stepped, key, aggregate.times, job.progress.closed.get(stage.name))
@@ -330,7 +331,16 @@ def _further(job: Job, stage: Stage, frame: pl.DataFrame) -> list[str]:
     return [name for name in further if not name.startswith("_") or name in _RECORD]
 
 
-def _keys(stepped: Stepped, of: Expression | Callable[[Element[Any]], Any]) -> pl.Series:
+def _keys(stepped: Stepped, of: Expression | Callable[[Element[Any]], Any], longest: int | None) -> pl.Series:
+    """Canonical bytes of the stage's key of every row; rows without one, or with one that is too long, are rejected."""
+    keys = _given_keys(stepped, of)
+    if longest is None:
+        return keys
+    kept = stepped.reject((keys.bin.size() > longest).to_numpy().astype(np.uint8), [Cause(*too_long(longest))])
+    return keys if kept.all() else keys.filter(pl.Series(kept))
+
+
+def _given_keys(stepped: Stepped, of: Expression | Callable[[Element[Any]], Any]) -> pl.Series:
     """Canonical bytes of the stage's key of every row; rows without one are rejected."""
     if isinstance(of, Scopes) and stepped.values is None and (scopes := scopes_of(of, stepped.frame)) is not None:
         return scopes.alias(STAGE_KEY)

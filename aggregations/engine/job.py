@@ -70,6 +70,8 @@ class RunProgress:
         removed: Due time up to which states have left the store, by stage, in seconds since 1970.
         closed: Time up to which elements are too late, by stage: see `aggregations.run.final.FinalSnapshots.closed`.
         unasked: Root topics that are not known have no id; see `Manifest.unasked`.
+        largest: Largest record that can be produced to an output topic, in bytes, by topic.
+        longest_keys: Bytes of the longest key by stage, if its store has a limit.
     """
 
     ref: FlowRef
@@ -87,6 +89,8 @@ class RunProgress:
     removed: Mapping[str, int] = field(default_factory=dict)
     closed: Mapping[str, int] = field(default_factory=dict)
     unasked: bool = False
+    largest: Mapping[str, int] = field(default_factory=dict)
+    longest_keys: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +217,8 @@ class Job:
             if index == stage and cause.hole is hole
         }
 
-    def snapshots_of(self, stage: Stage, states: Mapping[bytes, KeyState]) -> list[OutputMessage]:
-        """Snapshots of a stage's changed states."""
+    def snapshots_of(self, stage: Stage, states: Mapping[bytes, KeyState], counts: Report) -> list[OutputMessage]:
+        """Snapshots of a stage's changed states; states that are too large are counted."""
         return snapshots_of(
             stage,
             states,
@@ -222,6 +226,8 @@ class Job:
             epoch=self.progress.epoch,
             batch=self.progress.batch,
             attempt=self.attempt.number,
+            largest=self.progress.largest,
+            counts=counts,
         )
 
     def node(self, topic: str, partition: int, offset: int) -> Node:

@@ -56,7 +56,7 @@ class MessagePath:
             if job.options.journal is not None:
                 filters = stage.aggregate.rule is not None
                 work.report.dropped.decided(stage.name, outcome.decided, job.options.journal_share, filters=filters)
-            work.outputs += job.snapshots_of(stage, outcome.states)
+            work.outputs += job.snapshots_of(stage, outcome.states, work.report.counts)
             writes = writes_of(outcome.states, stage.definition, stage.aggregate.renewed)
             passed_on = loop.onward(stage, outcome)
             if stage.index + 1 < len(job.flow.stages):
@@ -98,6 +98,8 @@ def _loop(work: Work) -> MessageLoop:
         removed=job.progress.removed,
         closed=job.progress.closed,
         tables=work.rows,
+        largest=job.progress.largest,
+        longest_keys=job.progress.longest_keys,
     )
 
 

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -49,12 +49,14 @@ class Opening:
         run: The run, which holds the epoch.
         plans: Where each partition starts, for each source.
         archive: The archive that is read before Kafka; None for none.
+        largest: Largest record that can be produced to an output topic, in bytes, by topic.
     """
 
     topics: Topics | None
     run: Run
     plans: Sequence[Plan]
     archive: Archive | None = None
+    largest: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def broker(self) -> Topics:
@@ -119,16 +121,19 @@ def open_run(
         return _without_broker(flow, options, stop=stop)
     stores, accept, journal, rebuilding = options.urls, options.accept, options.journal, options.rebuilding
     sources, topics = list(flow.topics), topics_with_archive(options, flow)
-    written = [*outputs_of(flow), *filter(None, (options.dead_letters, journal))] if options.sends else []
+    outputs = outputs_of(flow)
+    written = [*outputs, *filter(None, (options.dead_letters, journal))] if options.sends else []
     streams = list(flow.parts[-1].topics)  # of a table, compaction keeps what is needed
 
-    def ask() -> tuple[dict[str, TopicFacts], list[list[Finding]]]:
+    def ask() -> tuple[dict[str, TopicFacts], dict[str, int], list[list[Finding]]]:
         facts = topics.describe(sources)
         topics.check_rights(read=sources, write=written)
+        missing = topics.missing(outputs)  # a run that sends nothing needs none of them
+        largest = topics.max_message_bytes(one for one in outputs if one not in missing)
         policies = compaction(topics.cleanup_policies(streams))
-        return facts, [policies, *map(preflight, dict.fromkeys(stores.values()))]
+        return facts, largest, [policies, *map(preflight, dict.fromkeys(stores.values()))]
 
-    facts, findings = ask() if stop is None or rebuilding is not None else _answer(ask, stop)
+    facts, largest, findings = ask() if stop is None or rebuilding is not None else _answer(ask, stop)
     for found in findings:
         refuse(found, accept)
         for finding in found:
@@ -196,7 +201,7 @@ def open_run(
                 )
             forget_beyond(run, highs)
         stack.pop_all()
-        return Opening(topics, run, plans, archived(topics))
+        return Opening(topics, run, plans, archived(topics), largest)
 
 
 def _delivered_from(run: Run, plan: Plan) -> dict[int, int]:

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -41,7 +41,7 @@ def publish(work: Work) -> None:
     """
     dead, options = list(work.collector.dead.values()), work.job.options
     if options.sends:
-        effect(CommitStep.PUBLISH, lambda: produce_outputs(options.kafka, work.outputs))
+        effect(CommitStep.PUBLISH, lambda: produce_outputs(options.kafka, work.outputs, work.job.progress.largest))
     elif options.rebuilding is not None and options.rebuilding.outputs:
         effect(CommitStep.PUBLISH, lambda: _hold(work.job, work.outputs))
     if dead and (options.sends or options.rebuilding is not None):
@@ -54,12 +54,13 @@ def publish(work: Work) -> None:
     work.collector.dead.clear()
 
 
-def produce_outputs(kafka: KafkaSettings | None, outputs: Sequence[OutputMessage]) -> None:
+def produce_outputs(kafka: KafkaSettings | None, outputs: Sequence[OutputMessage], largest: Mapping[str, int]) -> None:
     """Produce messages and return when all are acknowledged.
 
     Args:
         kafka: Settings of the Kafka cluster; None only if there are no messages.
         outputs: The messages, in order.
+        largest: Largest record that can be produced to a topic, in bytes, by topic.
 
     Raises:
         BrokerError: One was not acknowledged.
@@ -67,7 +68,7 @@ def produce_outputs(kafka: KafkaSettings | None, outputs: Sequence[OutputMessage
     if not outputs:
         return
     assert kafka is not None
-    producer = producer_of(kafka)
+    producer = producer_of(kafka, largest.values())
     topics: dict[str, list[Message]] = {}  # the order within a partition matters, not that among topics
     for output in outputs:
         message = Message(value=output.value, key=output.key)
@@ -99,7 +100,7 @@ def _dead_letters(job: Job, dead: Sequence[RejectedRecord]) -> None:
     by_record: dict[tuple[str, int, int], list[RejectedRecord]] = {}
     for one in dead:
         by_record.setdefault((one.own.topic, one.own.partition, one.own.offset), []).append(one)
-    producer = None if job.options.rebuilding is not None else producer_of(kafka)
+    producer = None if job.options.rebuilding is not None else producer_of(kafka, [size])
     now = int(time.time() * 1000)
     for record in fetch_records(job, by_record):
         for one in by_record[record.topic, record.partition, record.offset]:

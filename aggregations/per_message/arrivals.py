@@ -63,6 +63,7 @@ def arrive(
     siblings: SiblingPolicy,
     later: Collection[str] = (),
     removed: int | None = None,
+    longest_key: int | None = None,
 ) -> list[Arrival]:
     """Bring elements to a stage: key, standing and the inputs of its fields. Failures go to `applied.rejected`.
 
@@ -75,9 +76,10 @@ def arrive(
         siblings: Policy for equal positions without index and id.
         later: Names of the stages after this one: a record redriven to one of them only passes through.
         removed: Due time up to which states of the stage have left the store, in seconds since 1970.
+        longest_key: Bytes of the longest key that the store takes; None without a limit.
     """
     raw = applied.each(stage.key)
-    keys = applied.survivors([stage_key(value) for value in raw])
+    keys = applied.survivors([stage_key(value, longest_key) for value in raw])
     if stage.window is not None:
         places = enter_windows(applied, keys, stage.window, removed)
     elif stage.expiry is not None:
@@ -109,7 +111,13 @@ def arrive(
 
 
 def marking_before(
-    stage: str, *, ledger: Ledger, topic_ids: Mapping[str, str], siblings: SiblingPolicy, later: Collection[str] = ()
+    stage: str,
+    *,
+    ledger: Ledger,
+    topic_ids: Mapping[str, str],
+    siblings: SiblingPolicy,
+    later: Collection[str] = (),
+    largest: Mapping[str, int],
 ) -> Marking:
     """Decides what publish steps before a stage publish, and marks outputs that are missing downstream.
 
@@ -123,6 +131,7 @@ def marking_before(
         topic_ids: Current topic id by topic.
         siblings: Policy for equal positions without index and id.
         later: Names of the stages after this one: what is redriven to one of them was published before.
+        largest: See `Marking.largest`.
     """
     missing = outputs_before(stage)
     listed = missing in ledger.listed
@@ -141,7 +150,7 @@ def marking_before(
             return None
         return element if route is Route.PLAIN else replace(element, route=passed_on(route, redriven))
 
-    return Marking(marked, is_plain=not listed)
+    return Marking(marked, not listed, largest)
 
 
 def _only_passes(element: Element[Any], redriven: Redriven | None, ledger: Ledger, later: Collection[str]) -> bool:
@@ -226,13 +235,20 @@ def missing_at_end(
     return (Route.MISSING if whole else Route.PLAIN), entries
 
 
-def stage_key(value: Any) -> bytes | EnvelopeError:
-    """The canonical bytes of a stage's key, or the error if the value cannot be a key."""
+def stage_key(value: Any, longest: int | None = None) -> bytes | EnvelopeError:
+    """The canonical bytes of a stage's key, or the error if the value cannot be a key of at most `longest` bytes."""
     try:
         key = key_bytes(value)
     except FlowError as error:
         return EnvelopeError(Reason.BAD_PAYLOAD, str(error))
-    return EnvelopeError(Reason.NULL_KEY, "the stage's key is null") if key is None else key
+    if key is None:
+        return EnvelopeError(Reason.NULL_KEY, "the stage's key is null")
+    return key if longest is None or len(key) <= longest else EnvelopeError(*too_long(longest))
+
+
+def too_long(longest: int) -> tuple[Reason, str]:
+    """Why an element is rejected whose key has more bytes than the store of its stage takes."""
+    return Reason.KEY_TOO_LONG, f"the stage's key has more than {longest} bytes, the limit of its store"
 
 
 def passed_on(route: Route, redriven: Redriven | None) -> Route:

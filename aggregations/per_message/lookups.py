@@ -59,9 +59,10 @@ def rows_before(
 
 def current_rows(store: StateStore, ref: FlowRef, table: str, keys: Sequence[bytes]) -> dict[bytes, Row]:
     """The rows of a table as they are stored, by key; deleted ones are missing."""
-    stage, read = ref.stage(table), LatestRow(()).result
+    stage, read, longest = ref.stage(table), LatestRow(()).result, store.capabilities.max_key_bytes
+    held = [key for key in keys if longest is None or len(key) <= longest]  # the store refuses a longer key
     found = {
-        key: read(decode_record(one.value, stage, key).state or {}) for key, one in store.load(stage, keys).items()
+        key: read(decode_record(one.value, stage, key).state or {}) for key, one in store.load(stage, held).items()
     }
     return {key: row for key, row in found.items() if row is not None}
 

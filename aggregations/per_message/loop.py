@@ -1,7 +1,7 @@
 """The loop over a flow's stages, message by message. The in-memory runner, Spark's tasks and discard use it."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -96,6 +96,8 @@ class MessageLoop:
         removed: Due time up to which states have left the store, by stage, in seconds since 1970.
         closed: Time up to which elements are too late, by stage: see `aggregations.run.final.FinalSnapshots.closed`.
         tables: What the flow looks up.
+        largest: Largest record that can be produced to a topic, in bytes, by topic.
+        longest_keys: Bytes of the longest key by stage, if its store has a limit.
     """
 
     flow: Flow[Any]
@@ -116,6 +118,8 @@ class MessageLoop:
     removed: Mapping[str, int] = field(default_factory=dict)
     closed: Mapping[str, int] = field(default_factory=dict)
     tables: Tables = no_tables
+    largest: Mapping[str, int] = field(default_factory=dict)
+    longest_keys: Mapping[str, int] = field(default_factory=dict)
 
     def read(self, records: Iterable[Record]) -> Applied:
         """Read records, those of a partition in order of offsets.
@@ -156,9 +160,7 @@ class MessageLoop:
     def enter(self, stage: Stage, before: Applied) -> list[Arrival]:
         """Run elements through the steps before a stage."""
         later = self.flow.after(stage)
-        marking = marking_before(
-            stage.name, ledger=self.ledger, topic_ids=self.topic_ids, siblings=self.flow.siblings, later=later
-        )
+        marking = self._marking(stage.name, later)
         applied = self._apply(stage.index, stage.before, before, marking)
         arrivals = arrive(
             stage.aggregate,
@@ -169,6 +171,7 @@ class MessageLoop:
             siblings=self.flow.siblings,
             later=later,
             removed=self.closed.get(stage.name),
+            longest_key=self.longest_keys.get(stage.name),
         )
         self._gather(stage.index, stage.name, applied)
         missing = outputs_before(stage.name)
@@ -253,9 +256,18 @@ class MessageLoop:
         if not judged:
             for lineage in (element.lineage.resolved(topic_ids) for element in emitted.elements if element.chain):
                 self.incarnation(lineage.root.topic, lineage.root.topic_id)  # notes the ids of root topics
-        marking = marking_before(END_OF_FLOW, ledger=self.ledger, topic_ids=topic_ids, siblings=siblings)
-        last = len(self.flow.stages)
+        marking, last = self._marking(END_OF_FLOW), len(self.flow.stages)
         self._gather(last, END_OF_FLOW, self._apply(last, self.flow.tail, emitted, marking))
+
+    def _marking(self, stage: str, later: Collection[str] = ()) -> Marking:
+        return marking_before(
+            stage,
+            ledger=self.ledger,
+            topic_ids=self.topic_ids,
+            siblings=self.flow.siblings,
+            later=later,
+            largest=self.largest,
+        )
 
     def _apply(self, index: int, steps: Sequence[Step], before: Applied, marking: Marking) -> Applied:
         """Run the steps before a stage, without the records that failed there in another task."""

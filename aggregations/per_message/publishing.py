@@ -1,7 +1,8 @@
 """What publish steps make of elements: messages with the chain of their record and this flow's hop."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import polars as pl
@@ -10,6 +11,8 @@ from aggregations.definition.element import Element
 from aggregations.definition.expressions import key_bytes
 from aggregations.definition.flow import Publish
 from envelope import Envelope, EnvelopeError, Hop, Node, Position, Reason, Route, encode
+from envelope.deadletter import size_of
+from envelope.limits import DEFAULT_LIMITS
 from envelope.redrive import HEALED, LATE
 from envelope.times import micros_of
 from persistence.finite_json import json_of
@@ -45,10 +48,19 @@ class Marking:
     Attributes:
         mark: Returns an element with the route that its output is marked with; None if it must not be published.
         is_plain: It returns every element that did not come by a pass-through hop as it is.
+        largest: Largest record that can be produced to a topic, in bytes, by topic; without a broker it is empty.
     """
 
     mark: Callable[[Element[Any]], Element[Any] | None]
     is_plain: bool = False
+    largest: Mapping[str, int] = field(default_factory=dict)
+
+    def refused(self, topic: str, key: bytes | None, value: bytes) -> str:
+        """Why an output cannot be produced to its topic, or read there; empty if it can."""
+        if size_of(key, value, ()) > self.largest.get(topic, sys.maxsize):
+            return f"an output of {len(value)} bytes, {topic} takes {self.largest[topic]}"
+        most = DEFAULT_LIMITS.message_bytes
+        return f"an output of {len(value)} bytes, the limit is {most}" if len(value) > most else ""
 
 
 Output: TypeAlias = Callable[[Element[Any], Any, Any], OutputMessage | None]
@@ -75,7 +87,7 @@ def at_fork(marking: Marking | None, depth: int) -> Marking | None:
         found = marking.mark(replace(element, indices=element.indices[:depth]))
         return None if found is None else replace(element, route=found.route)
 
-    return Marking(marked, marking.is_plain)
+    return replace(marking, mark=marked)
 
 
 def of_fork(outputs: Iterable[OutputMessage], depth: int) -> list[OutputMessage]:
@@ -89,7 +101,10 @@ def names_topic(step: Publish) -> bool:
 
 
 def output_of(step: Publish, marking: Marking | None) -> Output:
-    """Return what makes the messages of a publish step. It raises `EnvelopeError` if a topic is not one of the step's."""
+    """Return what makes the messages of a publish step.
+
+    It raises `EnvelopeError` if a topic is not one of the step's, or does not take a message of this size.
+    """
 
     def output(element: Element[Any], key: Any, topic: Any) -> OutputMessage | None:
         topic = chosen_topic(step, element, topic)
@@ -98,9 +113,10 @@ def output_of(step: Publish, marking: Marking | None) -> Output:
         if marked is None:
             return None
         order = element.lineage.standing(indices=element.indices).position
-        return OutputMessage(
-            topic, key, encode(_republished(marked, step, key, topic)), (), order, element.own, element.indices
-        )
+        value = encode(_republished(marked, step, key, topic))
+        if marking is not None and (why := marking.refused(topic, key, value)):
+            raise EnvelopeError(Reason.PAYLOAD_TOO_LARGE, why)
+        return OutputMessage(topic, key, value, (), order, element.own, element.indices)
 
     output.__qualname__ = f"publish to {', '.join(step.targets)}"
     return output

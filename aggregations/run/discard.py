@@ -90,6 +90,7 @@ def _fill_part(
         report=Report(),
         batch=run.batch,
         tables=rows,
+        longest_keys=run.longest_keys,
     )
     applied = loop.read(records)
     applied.elements = [one if one.chain else replace(one, chain=hops.get(one.own, ())) for one in applied.elements]

@@ -25,6 +25,7 @@ from aggregations.definition.sessions import SessionWindow
 from aggregations.definition.times import LATEST_US, MICROS
 from aggregations.definition.windows import Window
 from aggregations.per_message.publishing import OutputMessage
+from aggregations.report import Report
 from aggregations.run.run import Run
 from aggregations.run.snapshots import final_snapshots_of
 from aggregations.run.states import load_states
@@ -41,11 +42,18 @@ class FinalSnapshots:
     Args:
         run: The run, which holds the epoch.
         produce: Produces messages of a stage, at its fault point, and returns when all are acknowledged.
+        largest: Largest record that can be produced to a topic, in bytes, by topic.
     """
 
-    def __init__(self, run: Run, produce: Callable[[str, Sequence[OutputMessage]], object]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        produce: Callable[[str, Sequence[OutputMessage]], object],
+        largest: Mapping[str, int] = {},
+    ) -> None:
         self._run = run
         self._produce = produce
+        self._largest = largest
         self._stages = [stage for stage in run.flow.stages if stage.final_snapshots]
         self._acknowledged = dict(run.manifest.published) if run.manifest else {}
 
@@ -65,30 +73,30 @@ class FinalSnapshots:
                 found[stage.name] = max(shut, removed.get(stage.name, shut))
         return found
 
-    def publish(self) -> int:
+    def publish(self) -> Report:
         """Publish the windows that have closed by the manifest of the run, which every store has.
 
         Returns:
-            Number of messages.
+            Counts of messages, and of states that cannot be published.
 
         Raises:
             BrokerError: A message was not acknowledged. Repeating it is safe, and publishes the windows of that stage again.
             StoreError: A store did not answer, or refused. The same holds.
         """
-        messages = 0
+        counts = Report()
         for stage in self._stages:
             until, after = self._due_until(stage), self._acknowledged.get(stage.name)
             if until is not None and (after is None or after < until):
-                messages += self._publish(stage, after, until)
+                self._publish(stage, after, until, counts)
                 self._acknowledged[stage.name] = until
         manifest = self._run.manifest
         if manifest is not None and manifest.published != self._acknowledged:
             self._run.note(self._run.changed(published=dict(self._acknowledged)))
-        return messages
+        return counts
 
-    def _publish(self, stage: Stage, after: int | None, until: int) -> int:
+    def _publish(self, stage: Stage, after: int | None, until: int, counts: Report) -> None:
         """Publish the windows of a stage that are due after a time and at or before another."""
-        run, messages = self._run, 0
+        run = self._run
         sessions = stage.aggregate.sessions
         keys = run.stores[stage.name].due(run.stage_ref(stage), until if sessions is None else _EVER, after=after)
         while page := list(islice(keys, PAGE)):
@@ -99,10 +107,16 @@ class FinalSnapshots:
                     for key, one in states.items()
                     if (closed := sessions.due_between(one.fold or [], after, until))
                 }
-            outputs = final_snapshots_of(stage, states, ref=run.ref, epoch=run.epoch, batch=run.batch - 1)
+            outputs = final_snapshots_of(
+                *(stage, states),
+                ref=run.ref,
+                epoch=run.epoch,
+                batch=run.batch - 1,
+                largest=self._largest,
+                counts=counts,
+            )
             self._produce(stage.name, outputs)
-            messages += len(outputs)
-        return messages
+            counts.outputs += len(outputs)
 
     def _due_until(self, stage: Stage) -> int | None:
         """The latest due time of a window of the stage that all partitions have closed."""

@@ -284,6 +284,7 @@ class MemoryRunner:
             removed=self._retirement.removed,
             closed=self._final.closed(self._retirement.removed),
             tables=self._rows,
+            longest_keys=run.longest_keys,
         )
         applied = loop.read(found.values())
         collector.changes.seen, collector.changes.times = loop.seen, loop.times
@@ -291,7 +292,7 @@ class MemoryRunner:
             arrivals = loop.enter(stage, applied)
             outcome = batch.outcomes[stage.name] = loop.fold(stage, arrivals, partial(load_states, run))
             batch.outputs += snapshots_of(
-                stage, outcome.states, ref=run.ref, epoch=run.epoch, batch=run.batch, attempt=1
+                stage, outcome.states, ref=run.ref, epoch=run.epoch, batch=run.batch, attempt=1, counts=batch.report
             )
             applied = loop.onward(stage, outcome)
         loop.leave(applied)
@@ -299,7 +300,7 @@ class MemoryRunner:
 
     def _leave(self, report: Report) -> None:
         """Publish the windows that have closed, then remove the states that are due."""
-        report.outputs += self._final.publish()
+        report.add(self._final.publish())
         report.removed.update(self._retirement.remove())
 
     def _rows(self, table: str, keys: Sequence[bytes]) -> Mapping[bytes, Row]:

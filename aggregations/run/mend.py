@@ -329,6 +329,7 @@ def write_mends(
     what: str,
     note: Callable[[], Any],
     publish: Callable[[Sequence[MendedSnapshot]], Any],
+    largest: Mapping[str, int] = {},
 ) -> int:
     """Write mended states. If there are none, only what a mend that was interrupted has noted is removed.
 
@@ -339,6 +340,7 @@ def write_mends(
         what: What is done, for the errors.
         note: Notes in the pointer who mends what, when and why.
         publish: Produces messages within the fault point `MEND`, and returns when all are acknowledged.
+        largest: Largest record that can be produced to a topic, in bytes, by topic.
 
     Returns:
         Number of messages sent.
@@ -372,6 +374,7 @@ def write_mends(
         epoch=run.epoch,
         batch=run.batch,
         published=manifest.published.get(stage.name),
+        largest=largest,
     )
     if messages:
         publish(messages)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from aggregations.definition.flow import Flow, Stage
+from aggregations.definition.windows import START_BYTES, Window
 from aggregations.per_message.ledger import Changes, Doubt, Entry, Ledger
 from aggregations.per_message.times import latest
 from aggregations.run.acknowledged import AcknowledgedWrites
@@ -95,6 +96,16 @@ class Run:
     def evicts(self) -> bool:
         """Whether histories evict positions beyond their limit: not while a consumed topic grows."""
         return not self.growths or self.accept_eviction
+
+    @property
+    def longest_keys(self) -> dict[str, int]:
+        """Bytes of the longest key by stage, without the start of a window, if its store has a limit."""
+        limits = [(one, self.stores[one.name].capabilities.max_key_bytes) for one in self.flow.stages]
+        return {
+            one.name: limit - (START_BYTES if isinstance(one.aggregate.window, Window) else 0)
+            for one, limit in limits
+            if limit is not None
+        }
 
     def positions(self, topic: str) -> dict[int, int]:
         """Next offset by partition of a consumed topic, from the manifest."""

@@ -5,9 +5,11 @@ whole state, never a difference, so lost, repeated or late snapshots do no harm 
 only if it is newer.
 """
 
+import logging
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -15,10 +17,16 @@ from aggregations.definition.flow import Aggregate, Stage
 from aggregations.definition.windows import Window
 from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.stage import KeyState
+from aggregations.report import Report
 from aggregations.run.results import results_of
 from envelope import Envelope, EnvelopeError, Reason, decode, encode
+from envelope.deadletter import size_of
+from envelope.limits import DEFAULT_LIMITS, Limits
+from persistence.errors import show_key
 from persistence.protocol import FlowRef
 
+_LOG = logging.getLogger("headwater.snapshots")
+_UNLIMITED: Final = Limits(payload_bytes=sys.maxsize)
 _SESSION = ("window_start", "window_end", "state")
 PAYLOAD_TYPE = "headwater.snapshot.v1"
 """Payload type in the envelope of a snapshot."""
@@ -67,9 +75,19 @@ _decoder = msgspec.json.Decoder(Snapshot)
 
 
 def snapshots_of(
-    stage: Stage, states: Mapping[bytes, KeyState], *, ref: FlowRef, epoch: int, batch: int, attempt: int
+    stage: Stage,
+    states: Mapping[bytes, KeyState],
+    *,
+    ref: FlowRef,
+    epoch: int,
+    batch: int,
+    attempt: int,
+    largest: Mapping[str, int] = {},
+    counts: Report | None = None,
 ) -> list[OutputMessage]:
     """The messages that publish a stage's changed states, keyed by the states' keys.
+
+    A state that is too large for a topic, or whose result raises, is not published: the log names it, `counts` counts it.
 
     Args:
         stage: The stage.
@@ -78,18 +96,76 @@ def snapshots_of(
         epoch: Epoch of the run.
         batch: Number of the batch.
         attempt: Attempt at the batch, from 1.
+        largest: Largest record that can be produced to a topic, in bytes, by topic.
+        counts: Where states that are not published are counted.
     """
-    return _messages(stage, stage.snapshots, states, ref, epoch, batch, attempt, written=1) if stage.snapshots else []
+    if not stage.snapshots:
+        return []
+    made = _messages(stage, stage.snapshots, states, ref, epoch, batch, attempt, written=1)
+    return _published(stage, made, largest, counts)
 
 
 def final_snapshots_of(
-    stage: Stage, states: Mapping[bytes, KeyState], *, ref: FlowRef, epoch: int, batch: int
+    stage: Stage,
+    states: Mapping[bytes, KeyState],
+    *,
+    ref: FlowRef,
+    epoch: int,
+    batch: int,
+    largest: Mapping[str, int] = {},
+    counts: Report | None = None,
 ) -> list[OutputMessage]:
     """The messages that publish states of a stage's closed windows, as they are stored; see `snapshots_of`.
 
     Of a key in a stage with sessions, `states` has only those to publish, and each has a message of its own.
     """
-    return _messages(stage, stage.final_snapshots, states, ref, epoch, batch, attempt=1, written=0)
+    made = _messages(stage, stage.final_snapshots, states, ref, epoch, batch, attempt=1, written=0)
+    return _published(stage, made, largest, counts)
+
+
+class _Left(NamedTuple):
+    """A state that is not published.
+
+    Attributes:
+        key: Key of its message.
+        why: What prevents it.
+    """
+
+    key: bytes
+    why: str
+
+
+def _published(
+    stage: Stage, made: Iterable[OutputMessage | _Left], largest: Mapping[str, int], counts: Report | None
+) -> list[OutputMessage]:
+    """The messages that readers get; the first state that is left out is logged, and all of them are counted."""
+    published, left = list[OutputMessage](), list[_Left]()
+    for one in made:
+        if isinstance(one, OutputMessage) and not (why := _prevented(one, largest)):
+            published.append(one)
+        else:
+            left.append(one if isinstance(one, _Left) else _Left(one.key or b"", why))
+    if left:
+        _LOG.warning(
+            "stage %s, key %s: its state is in the store, and was not published: %s. States that were not published: %d",
+            *(stage.name, show_key(left[0].key), left[0].why, len(left)),
+        )
+        if counts is not None:
+            counts.unpublished[stage.name] += len(left)
+    return published
+
+
+def _prevented(message: OutputMessage, largest: Mapping[str, int]) -> str:
+    """Why a message cannot be produced; empty if it can."""
+    size, most = size_of(message.key, message.value, ()), largest.get(message.topic, sys.maxsize)
+    if size > most:
+        return f"{size} bytes, {message.topic} takes {most}. Raise max.message.bytes, or keep less in the state"
+    try:
+        if len(message.value) > DEFAULT_LIMITS.payload_bytes:
+            decode(message.value)
+    except EnvelopeError as error:
+        return f"{error.detail}. Keep less in the state"
+    return ""
 
 
 class MendedSnapshot(NamedTuple):
@@ -115,6 +191,7 @@ def mended_snapshots_of(
     epoch: int,
     batch: int,
     published: int | None,
+    largest: Mapping[str, int] = {},
 ) -> list[MendedSnapshot]:
     """The messages that publish mended states, in order.
 
@@ -128,17 +205,19 @@ def mended_snapshots_of(
         epoch: Epoch of the mend.
         batch: Number of the batch that it writes.
         published: Due time up to which windows that have closed are published; see `Manifest.published`.
+        largest: Largest record that can be produced to a topic, in bytes, by topic.
     """
+    run: dict[str, Any] = {"ref": ref, "epoch": epoch, "batch": batch, "largest": largest}
     found: list[MendedSnapshot] = []
     for key, state in states.items():
         if stage.snapshots:
-            new = snapshots_of(stage, {key: state}, ref=ref, epoch=epoch, batch=batch, attempt=1)
+            new = snapshots_of(stage, {key: state}, attempt=1, **run)
             gone = [] if state.version and new else [(topic, key) for topic in stage.snapshots]
             found += _mended(gone, new)
         if stage.final_snapshots and published is not None:
             written = replace(state, version=state.version + 1)
             new, old = (
-                final_snapshots_of(stage, _closed(stage, key, one, published), ref=ref, epoch=epoch, batch=batch)
+                final_snapshots_of(stage, _closed(stage, key, one, published), **run)
                 for one in (written, before.get(key, KeyState()))
             )
             kept = {(one.topic, one.key) for one in new} if state.version else set()
@@ -172,22 +251,26 @@ def _messages(
     attempt: int,
     *,
     written: int,
-) -> list[OutputMessage]:
-    outputs = []
+) -> Iterator[OutputMessage | _Left]:
     for key, state in states.items():
         if not state.folded:
             continue  # the state contains only a hole: nothing was folded yet
         version = state.version + written
-        for own, shown, span in _shown(stage.aggregate, key, state.fold, alone=not written):
-            begin, end = span or (None, None)
-            found = Snapshot(ref.flow, stage.name, ref.generation, version, epoch, attempt, shown, begin, end, batch)
-            body = _encoder.encode(found)
+        bodies = []
+        try:
+            for own, shown, span in _shown(stage.aggregate, key, state.fold, alone=not written):
+                begin, end = span or (None, None)
+                one = Snapshot(ref.flow, stage.name, ref.generation, version, epoch, attempt, shown, begin, end, batch)
+                bodies.append((own, _encoder.encode(one)))
+        except Exception as error:  # user code may raise anything
+            yield _Left(key, f"its result cannot be written ({type(error).__name__})")
+            continue
+        for own, body in bodies:
             for topic in topics:
                 envelope = Envelope(
                     body, key=own, payload_type=PAYLOAD_TYPE, content_type="application/json", destination=topic
                 )
-                outputs.append(OutputMessage(topic, own, encode(envelope)))
-    return outputs
+                yield OutputMessage(topic, own, encode(envelope, _UNLIMITED))
 
 
 def _shown(stage: Aggregate, key: bytes, state: Any, *, alone: bool) -> list[tuple[bytes, Any, tuple[str, ...]]]:

@@ -256,6 +256,7 @@ def as_json(report: "Report") -> dict[str, Any]:
         "retired_lanes": report.retired,
         "removed": dict(report.removed),
         "keyless": dict(report.keyless),
+        "unpublished": dict(report.unpublished),
     }
 
 
@@ -305,6 +306,7 @@ def _show(report: "Report", stages: Sequence[str]) -> None:
         if counts[verdict.value]
     ]
     rows += [(stage, "via a record without a key", count) for stage, count in report.keyless.items()]
+    rows += [(stage, "states not published", count) for stage, count in report.unpublished.items()]
     rows += [(stage, "states removed", count) for stage, count in report.removed.items()]
     rows += [("tombstones", "skipped", report.tombstones)] if report.tombstones else []
     rows += [("dead letters", reason, count) for reason, count in report.reasons.items()]

@@ -12,12 +12,12 @@ from jobs.environment import UsageError
 from persistence.commit.faults import COPY_COMMIT, COPY_POSITION, COPY_PRODUCE, effect
 from persistence.garbage import no_collection
 from persistence.kafka import KafkaSettings, Topics
+from persistence.kafka.producer import batch_bytes
 from persistence.kafka.transactions import TransactionalProducer
 
 _CHECK_SECONDS: Final = 5.0  # between two checks of a source that has nothing new
 _START_SECONDS: Final = 10.0  # to wait for a broker at the start
 _OVERHEAD_BYTES: Final = 256  # of a record batch around one record, with room to spare
-_BATCH_BYTES: Final = 1_000_000  # librdkafka's default of batch.size
 
 
 class Copy:
@@ -109,7 +109,7 @@ class Copy:
             self._settings,
             self._name,
             message_max_bytes=max(sizes.values()),
-            batch_size=min(_BATCH_BYTES, *sizes.values()),
+            batch_size=batch_bytes(sizes.values()),
         ) as producer:
             saved = self._positions.read(self._name)
             run = _Run(self, producer, facts[self._target].topic_id, saved, until_caught_up)

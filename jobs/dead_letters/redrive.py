@@ -24,7 +24,7 @@ from envelope.redrive_notes import notes_of
 from jobs.dead_letters.letters import Handled, Letters, Selection, StoredDeadLetter, group_of
 from persistence.commit.faults import REDRIVE_FLUSH, REDRIVE_PRODUCE, effect
 from persistence.kafka import AcknowledgedProducer, BrokerRefused, KafkaSettings, Topics
-from persistence.kafka.producer import BY_KEY
+from persistence.kafka.producer import BY_KEY, COMMAND_BATCH_BYTES
 
 _LOG = logging.getLogger("headwater.redrive")
 _BATCH = 1000
@@ -63,7 +63,7 @@ def redrive(
     """
     found, selection, result = Letters(settings, letters), selection or Selection(), Handled()
     selection.check(Letters(settings, letters))
-    with AcknowledgedProducer(settings) if apply else nullcontext() as producer:
+    with AcknowledgedProducer(settings, batch_size=COMMAND_BATCH_BYTES) if apply else nullcontext() as producer:
         back = _Back(Topics(settings), producer, mend, result, letters, asserted=selection.unproven)
         for done, letter in enumerate(found, start=1):
             if letter.facts is None:

@@ -1,6 +1,6 @@
 """What a rebuild sends when it becomes live: what it held, and the states that the flow publishes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import islice
@@ -26,7 +26,8 @@ from jobs.dead_letters.letters import Selection, StoredDeadLetter
 from jobs.replaying.generations import Generations
 from persistence.commit.faults import HELD, effect
 from persistence.errors import StoreError
-from persistence.kafka import AcknowledgedProducer, KafkaSettings
+from persistence.kafka import AcknowledgedProducer, KafkaSettings, Topics
+from persistence.kafka.producer import COMMAND_BATCH_BYTES
 from persistence.manifest import Rebuilt
 from persistence.names import FlowRef
 from persistence.protocol import StageRef, StateStore, Stored
@@ -137,11 +138,12 @@ def send_states(found: Generations, generation: int, before: int, kafka: KafkaSe
         StoreError: A store does not answer.
     """
     stages = [stage for stage in found.flow.stages if stage.state_topics]
+    largest = Topics(kafka).max_message_bytes(topic for stage in stages for topic in stage.snapshots) if stages else {}
 
     def send(producer: AcknowledgedProducer) -> int:
         count = 0
         for stage in stages:
-            count += _send_stage(found, generation, stage, producer) if stage.snapshots else 0
+            count += _send_stage(found, generation, stage, producer, largest) if stage.snapshots else 0
             for topics, key in tombstones(found, generation, before, stage):
                 for topic in topics:
                     producer.send(topic, None, key)
@@ -222,14 +224,23 @@ def _is_of(window: Window, key: bytes) -> bool:
     return True
 
 
-def _send_stage(found: Generations, generation: int, stage: Stage, producer: AcknowledgedProducer) -> int:
+def _send_stage(
+    found: Generations, generation: int, stage: Stage, producer: AcknowledgedProducer, largest: Mapping[str, int]
+) -> int:
     """Send the states of a stage, and return their number."""
     ref, count = found.ref(generation).stage(stage.name), 0
     for key, stored in found.run.stores[stage.name].scan(ref):
         states = states_in({key: stored}, ref, stage, None)
         # A snapshot has the version that a state gets by being written; these have been written.
         earlier = {key: replace(state, version=state.version - 1) for key, state in states.items()}
-        messages = snapshots_of(stage, earlier, ref=ref.flow_ref, epoch=stored.epoch, batch=stored.batch, attempt=1)
+        messages = snapshots_of(
+            *(stage, earlier),
+            ref=ref.flow_ref,
+            epoch=stored.epoch,
+            batch=stored.batch,
+            attempt=1,
+            largest=largest,
+        )
         for message in messages:
             producer.send(message.topic, message.value, message.key, message.headers)
         count += bool(messages)
@@ -254,7 +265,7 @@ def _send_held(found: Generations, generation: int, kafka: KafkaSettings, stage:
 
 def _sent(kafka: KafkaSettings, send: Callable[[AcknowledgedProducer], int]) -> int:
     """Send records, and return when all are acknowledged."""
-    with closing(AcknowledgedProducer(kafka)) as producer:
+    with closing(AcknowledgedProducer(kafka, batch_size=COMMAND_BATCH_BYTES)) as producer:
         count = send(producer)
         producer.flush()
     return count

@@ -5,7 +5,7 @@ Placement is the Java client's (murmur2 of the key; at random without one), so k
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, NotRequired, Self, TypedDict
@@ -61,6 +61,9 @@ _EXACT: Final[dict[str, Any]] = {
 }
 _ALIASES: Final = ("delivery.timeout.ms", "message.send.max.retries", "max.in.flight")
 _OVERHEAD_BYTES: Final = 256  # of a batch around one record, with room to spare
+_BATCH_BYTES: Final = 1_000_000  # librdkafka's default of batch.size
+COMMAND_BATCH_BYTES: Final = 16_384
+"""Bytes of a batch in commands that write to topics of any limit: the Java client's default."""
 _DROPPED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 
 
@@ -318,6 +321,15 @@ class AcknowledgedProducer:
     def _on_error(self, error: KafkaError) -> None:
         """Note the error: librdkafka restores connections by itself."""
         self._connection = connection_trouble(error, self._connection)
+
+
+def batch_bytes(largest: Iterable[int]) -> int:
+    """Bytes of a producer's batch: librdkafka's default, or what the topic takes that takes least.
+
+    Args:
+        largest: Largest record that each topic takes, in bytes: a batch of several records must not be larger either.
+    """
+    return min([_BATCH_BYTES, *largest])
 
 
 def _number(config: Mapping[str, Any], name: str) -> int:

@@ -10,7 +10,7 @@ from envelope.limits import DEFAULT_LIMITS, Limits
 from envelope.sequences import TOPIC, SequenceError, SequenceRange, Sequences, SequenceState
 from persistence.commit.faults import SESSION_FLUSH, SESSION_SEND, effect
 from persistence.kafka.errors import BrokerRefused
-from persistence.kafka.producer import AcknowledgedProducer
+from persistence.kafka.producer import AcknowledgedProducer, batch_bytes
 from persistence.kafka.settings import KafkaSettings
 from persistence.kafka.tail import Tail, read_tail
 from persistence.kafka.topics import Topics
@@ -20,7 +20,6 @@ from persistence.murmur2 import murmur2
 _POSITIVE: Final = 0x7FFFFFFF
 _MOST_PENDING: Final = 100_000
 _MOST_BYTES: Final = 64 << 20
-_BATCH_BYTES: Final = 1_000_000  # librdkafka's default of batch.size
 _OVERHEAD_BYTES: Final = 256  # of a record batch around one record, with room to spare
 
 
@@ -107,7 +106,7 @@ class ProducerSession:
         self._topic_id, self._partitions = facts.topic_id, facts.partitions
         most = self._topics.max_message_bytes([topic])[topic]
         self._most_bytes = most - _OVERHEAD_BYTES
-        options = {"message_max_bytes": most, "batch_size": min(most, _BATCH_BYTES)} | options
+        options = {"message_max_bytes": most, "batch_size": batch_bytes([most])} | options
         # First the earlier session is fenced: then nothing is added to the topic after its end was read.
         self._producer: AcknowledgedProducer | TransactionalProducer = (
             TransactionalProducer(settings, f"{self.name}:{topic}", **options)

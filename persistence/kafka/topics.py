@@ -1,5 +1,6 @@
 """Facts about topics and consumer groups, and operations to create, change and delete them."""
 
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -231,9 +232,15 @@ class Topics:
         return self._until(lambda: self._list_offsets(parts, OffsetSpec.latest(), committed=False))  # type: ignore[no-untyped-call]
 
     def max_message_bytes(self, names: Iterable[str], unknown: int = MAX_MESSAGE_BYTES) -> dict[str, int]:
-        """Return each topic's max.message.bytes; `unknown`, Kafka's default, if this user may not read it."""
+        """Return the largest record that can be produced to each topic, in bytes.
+
+        It is the topic's max.message.bytes, or `unknown`, Kafka's default, if this user may not read it; but no more than
+        the settings' own message.max.bytes.
+        """
         found = self._settings_of(names, "max.message.bytes")
-        return {name: unknown if value is None else int(value) for name, value in found.items()}
+        own = self._settings.options.get("message.max.bytes", "")
+        most = int(own) if own.isdecimal() else sys.maxsize  # a producer refuses what is not a number
+        return {name: min(most, unknown if value is None else int(value)) for name, value in found.items()}
 
     def cleanup_policies(self, names: Iterable[str]) -> dict[str, str | None]:
         """Return each topic's cleanup.policy, as `delete` or `compact,delete`; None if this user may not read it."""

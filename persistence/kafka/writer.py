@@ -18,6 +18,7 @@ from envelope.filters.sequence_maps import (
 )
 from persistence.commit.faults import WRITER_COMMIT, WRITER_PRODUCE, WRITER_SNAPSHOT, effect
 from persistence.kafka.errors import BrokerError, BrokerRefused
+from persistence.kafka.producer import batch_bytes
 from persistence.kafka.session import SequenceLost
 from persistence.kafka.settings import KafkaSettings
 from persistence.kafka.tail import BlockReader, is_stamped, last_id, stamped
@@ -28,7 +29,6 @@ from persistence.protocol import StateStore
 from persistence.reader import SequenceSnapshots
 
 _POSITIVE: Final = 0x7FFFFFFF
-_BATCH_BYTES: Final = 1_000_000  # librdkafka's default of batch.size
 _MARKER: Final = 1  # offset of the commit after the last record of a transaction, after which a snapshot is taken
 _ANOTHER_NAME: Final = "Another name of the writer begins with what the topic contains"
 
@@ -76,7 +76,7 @@ class DeduplicatingWriter:
         broker.check_rights(write=names)
         self._facts = broker.describe(names)
         most = broker.max_message_bytes(names)
-        sizes = {"message_max_bytes": max(most.values()), "batch_size": min(_BATCH_BYTES, *most.values())}
+        sizes = {"message_max_bytes": max(most.values()), "batch_size": batch_bytes(most.values())}
         self._maps: dict[tuple[str, int], SequenceMaps] = {}
         self._stored: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         # First the earlier writer is fenced: then nothing is added to a topic after its end was read.

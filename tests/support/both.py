@@ -2,8 +2,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -16,6 +17,7 @@ from aggregations.engine.dropped import Dropped, Listed, runs_of
 from aggregations.engine.path import Work
 from aggregations.engine.transfer import pack, unpack
 from aggregations.per_message.dead_letters import DeadLetterCollector
+from aggregations.per_message.loop import MessageLoop
 from aggregations.per_message.publishing import OutputMessage
 from aggregations.per_message.stage import Decided
 from aggregations.per_message.times import times_in
@@ -27,6 +29,7 @@ from aggregations.run.final import FinalSnapshots
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.retire import Retirement, with_dues
 from aggregations.run.run import Run
+from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import load_states
 from aggregations.run.turns import begin_batch
 from envelope import Hop, Reason, TopicPartition
@@ -62,12 +65,21 @@ class Both:
         stores: URLs of the two stores, for another pair of runs on them.
     """
 
-    def __init__(self, flow: Flow[Any], stores: tuple[str, str] | None = None, *, accept: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        flow: Flow[Any],
+        stores: tuple[str, str] | None = None,
+        *,
+        accept: Sequence[str] = (),
+        largest: Mapping[str, int] = {},
+    ) -> None:
         self.flow = flow
+        self._largest = largest
         self.topic_ids = dict.fromkeys(flow.topics, TOPIC_ID)
         self.stores = stores or (fresh_store(), fresh_store())
         mine, theirs = (bind(flow, {}, store) for store in self.stores)
-        self.memory = _OfKnownPartitions(flow, mine, topic_ids=self.topic_ids, accept=accept, ends={})
+        with self._limited():
+            self.memory = _OfKnownPartitions(flow, mine, topic_ids=self.topic_ids, accept=accept, ends={})
         self.dead_letters: list[DeadLetter] = []
         self._urls = theirs
         # Two tasks may reject items of one record for two reasons; see tests/unit/test_scattered_items.py.
@@ -75,14 +87,14 @@ class Both:
         self.run = begin(flow, theirs, accept=accept)
         self._retirement = Retirement(self.run)
         self._closed: list[OutputMessage] = []
-        self._final = FinalSnapshots(self.run, lambda _stage, outputs: self._closed.extend(outputs))
+        self._final = FinalSnapshots(self.run, lambda _stage, outputs: self._closed.extend(outputs), largest)
         self._final.publish()
         assert self._taken() == sorted(map(repr, self.memory.outputs))
 
     def process(self, records: Sequence[Record]) -> None:
         """Fold one batch on both paths and compare verdicts, dead letters, states and histories."""
         before, sent = len(self.memory.dead_letters), len(self.memory.outputs)
-        with _journaled(self.flow) as journal:
+        with _journaled(self.flow) as journal, self._limited():
             report = self.memory.process(records)
         works = [
             self._vectorised(part, mine) for part in self.flow.parts if (mine := self._of(part, records)) is not None
@@ -111,6 +123,7 @@ class Both:
         assert verdicts == {**{stage.name: Counter() for stage in self.flow.stages}, **report.verdicts}
         assert (counts.records, counts.filtered) == (report.records, report.filtered)
         assert (counts.removed, counts.warnings) == (report.removed, report.warnings)
+        assert counts.unpublished == report.unpublished
         ours, theirs = self.memory.run.ledger, self.run.ledger
         assert (ours.listed, ours.forgotten, ours.seen) == (theirs.listed, theirs.forgotten, theirs.seen)
         assert self.memory.run.manifest is not None
@@ -125,6 +138,15 @@ class Both:
             assert {key: json.dumps(one.fold) for key, one in found.items()} == {
                 key: json.dumps(one.fold) for key, one in wanted.items()
             }
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """What the engine asks the broker for, the run in memory gets here."""
+        with ExitStack() as stack:
+            for made in (MessageLoop, snapshots_of, FinalSnapshots):
+                limited = partial(made, largest=self._largest)
+                stack.enter_context(patch(f"aggregations.run.memory.{made.__name__}", limited))
+            yield
 
     def _taken(self) -> list[str]:
         """What was published of closed windows since the last call."""
@@ -166,7 +188,7 @@ class Both:
         for name, _ in run.distinct_stores():
             run.save_manifest(name, manifest)
         run.advanced(manifest)
-        self._final.publish()
+        work.report.counts.add(self._final.publish())
         work.report.counts.removed = self._retirement.remove()
         return work
 
@@ -191,6 +213,8 @@ class Both:
             times=times_in(run.manifest, self.topic_ids),
             removed=self._retirement.removed,
             closed=self._final.closed(self._retirement.removed),
+            largest=self._largest,
+            longest_keys=run.longest_keys,
             journal="journal",
             journal_share=SHARE,
         )

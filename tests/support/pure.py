@@ -62,7 +62,7 @@ def table_of(records: Sequence[Record], *, headers: bool = False) -> pa.Table:
             "topic": [one.topic for one in records],
             "partition": pa.array([one.partition for one in records], pa.int32()),
             "offset": [one.offset for one in records],
-            "timestamp": pa.array([one.timestamp_ms * 1000 for one in records], pa.timestamp("us")),
+            "timestamp": pa.array([one.timestamp_ms for one in records], pa.timestamp("ms")),
         }
     )
 

@@ -40,7 +40,7 @@ class Sent:
         self.messages: list[OutputMessage] = []
         self._failures = list(failures)
 
-    def __call__(self, _kafka: object, outputs: Sequence[OutputMessage]) -> None:
+    def __call__(self, _kafka: object, outputs: Sequence[OutputMessage], _largest: object) -> None:
         if self._failures:
             raise self._failures.pop(0)
         self.messages += outputs
