@@ -8,7 +8,7 @@ from envelope import EnvelopeError, Limits, Node, Reason, Tombstones, append_hop
 from envelope import envelope_pb2 as pb
 from envelope.codec import Rewriter, rewrite
 from envelope.deadletter import PREFIX as DEAD_PREFIX
-from envelope.deadletter import Form
+from envelope.deadletter import Form, size_of
 from envelope.headers import MIRRORED, Headers, is_cloudevents, mirror
 from envelope.hops import HopWriter
 from envelope.limits import DEFAULT_LIMITS, MAX_OFFSET, check_coordinates, check_topic
@@ -59,7 +59,8 @@ class Processor:
         via: Name of the republisher, part of every message's path.
         source: How the input is read.
         targets: Topics that may be written, the default first, with the largest record that each accepts in bytes.
-        retry_topics: Topics whose records return to the same transform; they contain envelopes.
+        retry_topics: Topics whose records return to the same transform, with the largest record that each accepts in
+            bytes; they contain envelopes.
         limits: Limits of envelopes.
         max_outputs: Maximum number of outputs of one input.
         roots: Topics that a chain may begin with; None for any.
@@ -79,7 +80,7 @@ class Processor:
         via: str,
         source: InputTopics,
         targets: Mapping[str, int],
-        retry_topics: Iterable[str] = (),
+        retry_topics: Mapping[str, int] = {},
         limits: Limits = DEFAULT_LIMITS,
         max_outputs: int = MAX_OUTPUTS,
         roots: Iterable[str] | None = None,
@@ -92,6 +93,7 @@ class Processor:
         self._target_cluster = target_cluster
         self._via = via
         self._targets = dict(targets)
+        self._sizes = {**targets, **retry_topics}
         self.target = next(iter(self._targets))
         self._limits = limits
         self._max_outputs = max_outputs
@@ -221,6 +223,9 @@ class Processor:
             hops: Writer for its partition.
             topic: The retry topic.
             headers: Headers with the number of attempts.
+
+        Raises:
+            EnvelopeError: The retry topic, or an envelope, does not take it.
         """
         hop = hops.write(record.offset, record.timestamp_ms, record.leader_epoch, pass_through=True)
         destination = topic if record.message.destination else ""
@@ -228,18 +233,21 @@ class Processor:
             value = rewrite(record.message, hop, self._limits)
         else:
             value = append_hop(record.wrapped, hop, destination=destination, limits=self._limits)
-        return Outgoing(topic, record.key, value, [*_plain(record.headers), *headers])
+        return self._fitting(Outgoing(topic, record.key, value, [*_plain(record.headers), *headers]))
 
-    def _too_large(self, value: bytes, topic: str) -> EnvelopeError:
-        what = f"an output of {len(value)} bytes, {topic} takes {self._targets[topic]}"
-        return EnvelopeError(Reason.PAYLOAD_TOO_LARGE, what)
+    def _fitting(self, made: Outgoing) -> Outgoing:
+        """The record, if its topic takes it."""
+        topic, key, value, headers = made
+        if len(value) > self._limits.message_bytes or size_of(key, value, headers) > self._sizes[topic]:
+            what = f"an output of {len(value)} bytes, {topic} takes {self._sizes[topic]}"
+            raise EnvelopeError(Reason.PAYLOAD_TOO_LARGE, what)
+        return made
 
     def _outgoing(
         self, record: InputRecord, rewriter: Rewriter, hops: HopWriter, output: OutputRecord, index: int, count: int
     ) -> Outgoing:
         topic = output.topic or self.target
-        max_bytes = self._targets.get(topic)
-        if max_bytes is None:
+        if topic not in self._targets:
             raise EnvelopeError(
                 Reason.BAD_TOPIC, "the transform chose a topic that is not a target of this republisher"
             )
@@ -273,9 +281,7 @@ class Processor:
             value = append_hop(wrapped, hop, key=key if rekeyed else None, destination=destination, limits=self._limits)
         plain = not record.headers and output.headers is KEEP and not self._mirror
         headers = () if plain else self._headers(record, output, value)
-        if len(value) > self._limits.message_bytes or _size(key, value, headers) > max_bytes:
-            raise self._too_large(value, topic)
-        return Outgoing(topic, key, value, headers)
+        return self._fitting(Outgoing(topic, key, value, headers))
 
     def _headers(self, record: InputRecord, output: OutputRecord, value: bytes) -> Headers:
         headers = _plain(record.headers if output.headers is KEEP else output.headers)
@@ -290,10 +296,3 @@ class Processor:
 def _plain(headers: Headers) -> list[tuple[str, bytes | None]]:
     """The headers without those of retries and earlier dead letters."""
     return [header for header in headers if not header[0].startswith((RETRY_PREFIX, DEAD_PREFIX))]
-
-
-def _size(key: bytes | None, value: bytes, headers: Headers) -> int:
-    total = len(value) + len(key or b"") + _OVERHEAD_BYTES
-    for name, text in headers:
-        total += len(name) + len(text or b"")
-    return total

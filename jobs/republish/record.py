@@ -145,8 +145,7 @@ class InputRecord:
     @property
     def attempt(self) -> int:
         """Number of this attempt, from 1; more than 1 when it came from a retry topic."""
-        found = [value for name, value in self.headers if name == RETRY_ATTEMPT]
-        return int(found[-1]) if found and found[-1] and found[-1].isdigit() else 1
+        return number_in(self.headers, RETRY_ATTEMPT) or 1
 
 
 class OutputRecord(NamedTuple):
@@ -194,6 +193,12 @@ PASS: Final = OutputRecord()
 Transform: TypeAlias = Callable[[InputRecord], OutputRecord | Iterable[OutputRecord] | None]
 """None drops the record. The outputs, their order, keys and topics must be the same in every run and for each delivery of
 an event: the order determines their fan-out index."""
+
+
+def number_in(headers: Headers, name: str) -> int:
+    """The number in the last header of a name, at most 18 digits; 0 without one."""
+    found = [value for one, value in headers if one == name]
+    return int(found[-1]) if found and found[-1] and len(found[-1]) <= 18 and found[-1].isdigit() else 0
 
 
 def identity(record: InputRecord) -> OutputRecord:

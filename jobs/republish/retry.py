@@ -6,7 +6,7 @@ from typing import Final
 
 from envelope.headers import Headers
 from envelope.limits import check_topic
-from jobs.republish.record import RETRY_ATTEMPT, RETRY_PREFIX
+from jobs.republish.record import RETRY_ATTEMPT, RETRY_PREFIX, number_in
 
 RETRY_DUE: Final = f"{RETRY_PREFIX}due"
 RETRY_ERROR: Final = f"{RETRY_PREFIX}error"
@@ -46,8 +46,7 @@ class RetryTopics:
 
 def due_ms(headers: Headers) -> int:
     """When a record of a retry topic is due, in milliseconds since 1970; 0 without such a header."""
-    found = [value for name, value in headers if name == RETRY_DUE]
-    return int(found[-1]) if found and found[-1] and found[-1].isdigit() else 0
+    return number_in(headers, RETRY_DUE)
 
 
 NO_RETRIES: Final = RetryTopics({})

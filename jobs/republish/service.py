@@ -26,6 +26,7 @@ from jobs.republish.topic_check import TopicReplaced
 from persistence.compaction import COMPACTED_SOURCE, compaction
 from persistence.growth import GROWN_UNDRAINED, METADATA_MAX_AGE_SECONDS
 from persistence.kafka import AcknowledgedProducer, BrokerError, KafkaSettings, Topics
+from persistence.kafka.producer import batch_bytes
 from persistence.names import FlowRef
 from persistence.protocol import StateStore
 from persistence.registry import preflight, risks
@@ -34,7 +35,6 @@ _LOG = logging.getLogger("headwater.republish")
 
 _RISKS: Final = (COMPACTED_SOURCE, GROWN_UNDRAINED)
 _START_SECONDS: Final = 10.0  # to wait for a broker at the start
-_PRODUCER_BATCH_BYTES: Final = 1_000_000  # librdkafka's own default of batch.size
 
 
 class Republisher:
@@ -319,7 +319,7 @@ class Republisher:
             via=self._name,
             source=self._source,
             targets={topic: max_bytes[topic] for topic in self._targets},
-            retry_topics=tuple(self._retry.delays),
+            retry_topics={topic: max_bytes[topic] for topic in self._retry.delays},
             limits=self._limits,
             is_beyond=roots.is_beyond if roots else None,
             **self._options,
@@ -329,7 +329,7 @@ class Republisher:
             self._settings,
             arrays=processor.forwards and not judging,
             message_max_bytes=max(max_bytes.values()),
-            batch_size=min(_PRODUCER_BATCH_BYTES, *max_bytes.values()),
+            batch_size=batch_bytes(max_bytes.values()),
         ) as producer:
             try:
                 Loop(self, member_ids, growth, producer, max_bytes, ends, processor, progress, judging).run()

@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -252,9 +253,11 @@ class Worker:
         kind = error.error if isinstance(error, TransformError) else ""
         attempt, now = record.attempt, now_ms()
         if kind and (topic := self._retry.next(attempt)):
-            self._counts.retried += 1
             headers = self._retry.headers(topic, attempt, kind, now)
-            return (self._processor.detour(record, part.hops, topic, headers),)
+            with suppress(EnvelopeError):  # with one more hop it may be too large: then the dead-letter topic is next
+                made = self._processor.detour(record, part.hops, topic, headers)
+                self._counts.retried += 1
+                return (made,)
         if not self._dead_letter:
             other = "" if error.reason is not Reason.NOT_AN_ENVELOPE else ", set the format of the topic (--input)"
             raise BrokerRefused(

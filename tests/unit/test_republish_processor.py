@@ -356,7 +356,9 @@ RETRY = RetryTopics({"legs.retry": 5.0})
 )
 def test_a_detour_over_a_retry_topic_changes_nothing_of_where_a_message_stands(source: InputTopics) -> None:
     value = VALUE if source.wrapping is Wrapping.ENVELOPE else b'{"a": 1}'
-    way = processor(lambda r: [OutputRecord(key=b"a"), OutputRecord(key=b"b")], source, retry_topics=RETRY.delays)
+    way = processor(
+        lambda r: [OutputRecord(key=b"a"), OutputRecord(key=b"b")], source, retry_topics={"legs.retry": 10_000}
+    )
     direct = through(way, record(value))
 
     first = record(value, headers=[("own", b"x")])

@@ -126,3 +126,26 @@ def test_how_the_transform_fails_is_said_once_a_minute(
     worker.handle(delivered(0, 3, 4))
     [said] = caplog.messages[2:]
     assert said.endswith("transform_failed: the transform returned int; it returns None, an OutputRecord, or several")
+
+
+@pytest.mark.parametrize("attempt", [None, b"9" * 5000, b"\xb2", b""], ids=["none", "many digits", "no digit", "empty"])
+@pytest.mark.parametrize("room", [40, 4000], ids=["too large for the retry topic", "fits"])
+def test_a_record_that_its_retry_topic_does_not_take_is_a_dead_letter(room: int, attempt: bytes | None) -> None:
+    def transform(record: InputRecord) -> OutputRecord:
+        raise LookupError
+
+    dead: list[str] = []
+    worker, sent = worker_of(Gaps(part(0, 3)), transform)
+    worker._retry = RetryTopics({"retry": 0})
+    sizes = {"retry": len(VALUE) + 256 + room}
+    worker._processor = Processor(
+        transform, via="r", source=InputTopics(("legs",)), targets={"out": 1000}, retry_topics=sizes
+    )
+    cast(Any, worker._producer).send = lambda topic, *_: dead.append(topic)
+    cast(Any, worker._producer).flush = lambda timeout: None
+    headers = [] if attempt is None else [("hw-retry-attempt", attempt), ("hw-retry-due", attempt)]
+    worker.handle([cast(Any, Delivered(InputRecord("legs", 0, 3, b"k", VALUE, headers, 1_700_000_000_000, 0)))])
+    worker.finish()
+    counts = worker.take_counts()
+    assert ([topic for topic, _ in sent], dead) == (([], ["dead"]) if room == 40 else (["retry"], []))
+    assert (counts.retried, counts.dead_lettered) == ((0, {"transform_failed": 1}) if room == 40 else (1, {}))
