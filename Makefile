@@ -87,8 +87,9 @@ soak: $(READY) java  ## real processes and servers, killed and disturbed for hou
 mutants: $(READY)  ## one change at a time in the core's code: does a test fail? ARGS='envelope.dedup.history.*', ARGS=report
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-fuzz: $(READY)  ## a million damaged envelopes through the codec; ARGS='--executions 100000 --seed 7'
+fuzz: $(READY)  ## a million damaged envelopes through the codec, then odd records through flows, republishers and copies; ARGS='--seed 7'
 	$(BIN)/python -m tests.fuzz.codec $(ARGS)
+	$(BIN)/python -m tests.fuzz.records $(ARGS)
 
 model: $(TLA)/bin/tla  ## the rules as small TLA+ models, and broken variants that must fail; needs cargo; ARGS=Growth
 	$(PYTHON) -m tests.models --checker $(TLA)/bin/tla $(ARGS)

@@ -2,10 +2,13 @@
 
 import random
 
+import pytest
+
 from aggregations.columns.decode import Decoder
 from aggregations.definition.element import Record
 from aggregations.definition.payloads import Raw
 from aggregations.definition.source import Topic
+from tests.fuzz import records
 from tests.fuzz.codec import corpus, fuzz, mutate
 from tests.property.test_columns_decode import TOPIC_IDS, check
 from tests.unit.bad_inputs import BAD_INPUTS
@@ -36,3 +39,10 @@ def test_both_readers_of_a_flow_agree_on_the_table_of_bad_inputs() -> None:
     for bad in BAD_INPUTS:
         for value in bad.values:
             check(decoder, None, [Record("legs", 2, 17, bad.key, value, timestamp_ms=bad.timestamp_ms)])
+
+
+@pytest.mark.parametrize("name", records.RUNS)
+def test_no_odd_record_ends_what_reads_it_and_each_is_accounted_for(name: str) -> None:
+    outcomes = records.run(name, 60, SEED)
+    assert outcomes["read"] == 60
+    assert len(outcomes) > 2
