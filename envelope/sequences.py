@@ -89,15 +89,22 @@ class Sequences:
         per_partition: Number each partition by itself, without holes. Otherwise one numbering covers the topic.
         initial: Lowest id of the first message; None for 0.
         last: Highest persisted id by partition.
+        former: The same in a former topic of this name: ids that are assigned here are above them.
     """
 
     def __init__(
-        self, *, per_partition: bool = False, initial: int | None = None, last: Mapping[int, int] | None = None
+        self,
+        *,
+        per_partition: bool = False,
+        initial: int | None = None,
+        last: Mapping[int, int] | None = None,
+        former: Mapping[int, int] | None = None,
     ) -> None:
         if initial is not None and not 0 <= initial <= MAX_SEQUENCE:
             raise SequenceError(f"the initial sequence id {initial} is not between 0 and 2**63 - 1")
         self.per_partition = per_partition
         self._initial = initial or 0
+        self._former = dict(former or {})
         self._found = dict(last or {})
         self._pushed = dict(last or {})
         self._persisted = dict(last or {})
@@ -132,6 +139,8 @@ class Sequences:
                     "a batch with ids of its own needs sequence= and last=; one without, a count= from 1"
                 )
             first = self._initial if before is None else before + 1
+            if (former := _highest(self._former, partition if self.per_partition else TOPIC)) is not None:
+                first = max(first, former + 1)
             first = first if self.per_partition else max(first, self._initial)
             ids = SequenceRange(first, first + count - 1)
         else:

@@ -51,7 +51,8 @@ class ProducerSession:
         name: Name of the producer, which no other producer of the topic uses; None for a new, unique one.
         topic: The topic.
         settings: Settings of the Kafka cluster.
-        resume: State that `checkpoint` of an earlier session returned, if you saved one: less has to be read.
+        resume: State that `checkpoint` of an earlier session returned, if you saved one: less has to be read. If the topic
+            was created again since, its messages are not in the topic, and ids that the session counts go on above theirs.
         initial: Lowest id of the first message. 0 without it. After a restart the session continues after the last id.
         per_partition: Number each partition by itself and without holes, so that readers detect missing messages.
             Otherwise one numbering covers the topic, and may have holes.
@@ -118,10 +119,12 @@ class ProducerSession:
         except BaseException:
             self._producer.close()
             raise
-        known = resume.last if resume else {}
+        again = resume is not None and bool(resume.topic_id and self._topic_id) and resume.topic_id != self._topic_id
+        former = resume.last if resume and again else {}
+        known = resume.last if resume and not again else {}
         last = {one: max(known.get(one, -1), tail.last.get(one, -1)) for one in {*known, *tail.last}}
         self.epoch = max(tail.epoch, resume.epoch if resume else -1) + 1
-        self._sequences = Sequences(per_partition=per_partition, initial=initial, last=last)
+        self._sequences = Sequences(per_partition=per_partition, initial=initial, last=last, former=former)
 
     def _read(self, settings: KafkaSettings, resume: SequenceState | None, initial: int | None) -> Tail:
         """Find the last messages of the producer."""

@@ -184,6 +184,21 @@ def test_the_end_of_a_long_topic_is_searched_backwards_up_to_the_saved_state(
         ProducerSession("other", name, settings, resume=state)
 
 
+def test_a_topic_that_was_created_again_contains_nothing_of_the_state_of_the_former_one(
+    settings: KafkaSettings, topic: Make, topics: Topics
+) -> None:
+    name = topic(1)
+    with ProducerSession("till", name, settings) as session:
+        session.send(b"line", sequence=41)
+        state = session.checkpoint()
+    topics.delete([name])
+    topics.create(name, 1)
+    with ProducerSession("till", name, settings, resume=state) as session:
+        assert (session.contains(41), session.last_sequence_id(), session.epoch) == (False, None, 1)
+        session.send(b"line", sequence=41)
+    assert ids(settings, name) == [41]
+
+
 def test_a_producer_whose_last_messages_retention_deleted_is_not_guessed(
     settings: KafkaSettings, topic: Make, topics: Topics
 ) -> None:

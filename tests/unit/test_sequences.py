@@ -75,6 +75,19 @@ def test_ids_ascend_in_each_partition_and_a_restart_continues_after_what_was_per
         assert everything == [*range(len(everything))]
 
 
+@pytest.mark.parametrize(("per_partition", "first"), [(False, 8), (True, 6)])
+def test_ids_that_are_counted_in_a_topic_created_again_go_on_above_those_of_the_former_one(
+    per_partition: bool, first: int
+) -> None:
+    ids = Sequences(per_partition=per_partition, former={0: 5, 1: 7})
+    assert ids.persisted() is None
+    for number in (first, first + 1):
+        one = ids.next(0 if per_partition else TOPIC, None, None, 1)
+        assert one == (number, number)
+        ids.push(0, one, own=False)
+    assert Sequences(former={0: 5, 1: 7}).next(0, 3, None, 1) == (3, 3)
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"last": 1}', '{"last": {"a": 1}, "offsets": {}}'])
 def test_other_documents_are_no_state(text: str) -> None:
     with pytest.raises(ValueError, match="not the state of a producer session"):
