@@ -7,7 +7,7 @@ same answer for each delivery.
 | column | in another delivery |
 |---|---|
 | the payload's, `_key`, `_topic`, `_event_id`, `_event_time_us` | the same: they belong to the event and its path |
-| `_chain` | the same first hop, the root; further hops are the places of other records |
+| `_chain` | the same first hop, the root, if the event was republished; further hops are the places of other records |
 | `_partition`, `_offset`, `_timestamp` | those of another record |
 | `_headers` | headwater's republishers, copies and redrives keep them, and what a mirror adds repeats the envelope; other producers may write a trace, an attempt or a time into them |
 
@@ -178,15 +178,17 @@ def _origins(argument: Deciding, origins: Origins) -> frozenset[str]:
 
 
 def _read_by(function: object) -> frozenset[str]:
-    """The columns of `DIFFERING` whose attributes the code of a function reads from its first argument."""
-    if not isinstance(function, FunctionType) or not function.__code__.co_argcount:
+    """The columns of `DIFFERING` whose attributes the code of a function reads from its element, the first argument."""
+    called = function if hasattr(function, "__code__") else type(function).__call__
+    if not isinstance(code := getattr(called, "__code__", None), CodeType):
         return frozenset()
-    element = function.__code__.co_varnames[0]
+    of_object = not isinstance(function, FunctionType)  # a method: its first argument is the object
+    element = code.co_varnames[: code.co_argcount][of_object : of_object + 1]
     read = [
         _ATTRIBUTES.get(then.argval, frozenset())
-        for code in _codes(function.__code__)
-        for one, then in pairwise(dis.get_instructions(code))
-        if one.argval == element and one.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and then.opname in _LOADS
+        for part in _codes(code)
+        for one, then in pairwise(dis.get_instructions(part))
+        if one.argval in element and one.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and then.opname in _LOADS
     ]
     return frozenset[str]().union(*read)
 

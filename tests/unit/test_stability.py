@@ -178,12 +178,31 @@ def test_behind_a_function_that_replaces_the_values_only_columns_of_the_record_a
 
 
 HOUR = 3_600_000
+
+
+class Prefixed:
+    """Makes keys by a method, or as a callable object."""
+
+    offset = 7
+
+    def key(self, element: Any) -> str:
+        return f"{self.offset}/{element.offset}"
+
+    def __call__(self, element: Any) -> str:
+        return f"{self.offset}/{element.offset}"
+
+    def other(self, element: Any) -> str:
+        return f"{self.offset}/{element.key}"
+
+
 READING: dict[str, Callable[[Any], Any]] = {
     "the offset": lambda element: str(element.offset),
     "the hour of the timestamp": lambda element: str(element.timestamp_ms // HOUR),
     "the coordinates, in a branch of the code": lambda element: str(element.own if element["minutes"] else ""),
     "the partition, in a nested function": lambda element: "".join(str(element.partition + n) for n in range(2)),
     "a header": lambda element: str(dict(element.headers)),
+    "the offset, in a method": Prefixed().key,
+    "the offset, in an object": Prefixed(),
 }
 DECIDING: dict[str, Callable[[Flow[Any], Any], Flow[Any]]] = {
     "a filter": lambda flow, function: flow.filter(function),
@@ -198,7 +217,7 @@ DECIDING: dict[str, Callable[[Flow[Any], Any], Flow[Any]]] = {
 @pytest.mark.parametrize("function", READING.values(), ids=READING)
 @pytest.mark.parametrize("place", DECIDING.values(), ids=DECIDING)
 def test_a_function_that_decides_is_refused_if_its_code_reads_what_differs(place: Any, function: Any) -> None:
-    with pytest.raises(FlowError, match=r"reads _.*, as <lambda>: what differs .* declare Topic\(..., stable=\['_"):
+    with pytest.raises(FlowError, match=r"reads _.*, as .*: what differs .* declare Topic\(..., stable=\['_"):
         place(source(), function)
     assert place(source(stable=DIFFERING), function)
 
@@ -209,6 +228,7 @@ def test_a_function_may_read_what_is_the_same_and_one_whose_values_are_stored_wh
 
     same = source().filter(lambda element: element.root.offset > 0 and element.event_time_us > 0)
     assert same.aggregate("a", lambda element: element.event_id or element["offset"], N)
+    assert same.aggregate("a", Prefixed().other, N)
     assert source().map(lambda element: element.offset).aggregate("a", "_topic", N)
     assert source().flat_map(items).publish("out", value=lambda element: b"%d" % element.offset)
 
