@@ -16,7 +16,7 @@ from aggregations.run.mend import Mending, check_can_mend
 from aggregations.run.run import Run
 from envelope import Histories
 from jobs.mending import MENDS, Sides, apply_mends
-from persistence.errors import StoreError
+from persistence.errors import Fenced, StoreError
 from persistence.protocol import StageRef, Stored
 from persistence.record import StateRecord, decode_record, encode_record
 from tests.simulation.driver import METADATA_MAX_AGE
@@ -71,8 +71,11 @@ def _ends(world: World) -> bool:
     world.check()
     if world.driver is None:
         return False
-    world.driver.runner.run.finish()
-    world.driver = None
+    driver, world.driver = world.driver, None
+    try:
+        driver.runner.run.finish()
+    except Fenced:  # by a rebuild that was given up; without new records the engine has not noticed yet
+        return False
     manifests = [store.load_manifest(world.live.ref) for store in world.stores.values()]
     return all(one is not None and one.clean and not one.growth for one in manifests)
 
