@@ -15,6 +15,7 @@ from aggregations.columns.publishing import published
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import CANNOT, NO_COLUMNS, Expression, columns_of, expression
 from aggregations.definition.flow import Divert, Filter, FlatMap, Map, Predicate, Publish, Step
+from aggregations.definition.held import unheld
 from aggregations.definition.integers import LEFT_64_BITS, select_exact
 from aggregations.definition.lookups import Lookup, Missing
 from aggregations.definition.operators import Branch
@@ -291,19 +292,18 @@ def evaluate_columns(frame: pl.DataFrame, wanted: Mapping[str, pl.Expr]) -> tupl
         values, failed[rows] = evaluate_columns(frame[rows].drop(schema.TOMBSTONE), wanted)
         failed[gone] = NO_VALUE
         return _spread(values, rows, frame.height), failed
-    found = _select(frame, wanted)
-    if found is not None:
-        values, overflow = found
-        if overflow is not None:
-            failed[overflow.to_numpy()] = OVERFLOW
-        return values, failed
-    _find_bad(frame, wanted, failed, 0)
-    good = np.flatnonzero(failed == 0)
-    # Every row was tried, alone or with others, so this cannot raise.
-    values, overflow = select_exact(frame[good], wanted)
+    found, good = _select(frame, wanted), np.arange(frame.height)
+    if found is None:
+        _find_bad(frame, wanted, failed, 0)
+        good = np.flatnonzero(failed == 0)
+        # Every row was tried, alone or with others, so this cannot raise.
+        found = select_exact(frame[good], wanted)
+    values, overflow = found
+    if (bad := unheld(values)) is not None:
+        failed[good[bad.to_numpy()]] = TRANSFORM_FAILED
     if overflow is not None:
         failed[good[overflow.to_numpy()]] = OVERFLOW
-    return _spread(values, good, frame.height), failed
+    return values if len(good) == frame.height else _spread(values, good, frame.height), failed
 
 
 def _spread(values: pl.DataFrame, rows: Ints, height: int) -> pl.DataFrame:

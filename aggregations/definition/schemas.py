@@ -9,6 +9,7 @@ import polars as pl
 from aggregations.definition.emit import CONDITION, NEW, OLD, Emit
 from aggregations.definition.expressions import Expression, columns_of, parsed, text_of
 from aggregations.definition.fields import Fields
+from aggregations.definition.held import check_held
 from aggregations.definition.integers import select_exact
 from aggregations.definition.judging import Judging
 from aggregations.definition.lookups import Lookup
@@ -89,9 +90,11 @@ def check_columns(step: Step | Aggregate, schema: Mapping[str, pl.DataType]) -> 
                         raise FlowError(f"where= of field {name!r} is of type {dtype}, not Boolean")
                 fold.check(types_of(fold.inputs(), schema))
             if isinstance(step.emit, Emit):
-                dtype = types_of(step.emit.wanted(), emit_types(step, schema)).get(CONDITION, pl.Boolean())
-                if dtype not in (pl.Boolean, pl.Null):
+                types = types_of(step.emit.wanted(), emit_types(step, schema))
+                if (dtype := types.get(CONDITION, pl.Boolean())) not in (pl.Boolean, pl.Null):
                     raise FlowError(f"emit=: when() is of type {dtype}, not Boolean")
+                for name, dtype in types.items():
+                    check_held(name, dtype)
 
 
 def emit_types(stage: Aggregate, schema: Schema) -> Schema:
@@ -142,6 +145,9 @@ def types_of(wanted: Mapping[str, pl.Expr], schema: Schema) -> dict[str, pl.Data
 
 def _replaced(schema: Schema, columns: Iterable[str], new: Schema) -> Schema:
     """The columns after a step that replaces some of them."""
+    if not isinstance(schema, Passed):
+        for name, dtype in new.items():
+            check_held(name, dtype)
     unknown = {*columns} - new.keys()
     found = {name: dtype for name, dtype in {**schema, **new}.items() if name not in unknown}
     return Passed(found) if isinstance(schema, Passed) else found

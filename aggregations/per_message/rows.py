@@ -20,6 +20,7 @@ import polars as pl
 
 from aggregations.definition.element import Element
 from aggregations.definition.expressions import CANNOT, NO_COLUMNS, TRIED, Expression, columns_of, is_mapping, parsed
+from aggregations.definition.held import unheld
 from aggregations.definition.integers import LEFT_64_BITS, select_exact
 from aggregations.definition.schemas import Passed, Schema
 from aggregations.definition.system import SYSTEM_COLUMNS, system_values
@@ -214,6 +215,9 @@ def _evaluated(
     try:
         frame = pl.DataFrame(data, schema_overrides=types, strict=strict)
         found, overflow = select_exact(frame, needed)
+        found = found if overflow is None else found.filter(~overflow)
+        if unheld(found) is not None:
+            raise ValueError(CANNOT)
     except (Exception, pl.exceptions.PanicException) as error:
         if len(values) == 1:
             # Polars has no type for an integer that long.
@@ -221,5 +225,5 @@ def _evaluated(
         half = len(values) // 2
         parts = (values[:half], values[half:])
         return [row for part in parts for row in _evaluated(part, roots, needed, types, strict=strict)]
-    rows = list(found.iter_rows(named=True))
-    return rows if overflow is None else [_OVERFLOW if left else row for row, left in zip(rows, overflow, strict=True)]
+    rows = found.iter_rows(named=True)
+    return list(rows) if overflow is None else [_OVERFLOW if left else next(rows) for left in overflow]
