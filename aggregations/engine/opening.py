@@ -167,6 +167,9 @@ def open_run(
                 time.time_ns() // 1_000_000,
             )
             begin_at = start_of(options.start, source, table=source not in streams)
+            if isinstance(begin_at, Mapping) and not (ends is None and rebuilding is None):
+                # The caller may not know partitions that were added since it looked.
+                begin_at = {**{partition: low for partition, (low, _) in broker.marks.items()}, **begin_at}
             given = partial(offsets, begin_at, source, broker.marks, partial(topics.offsets_at, source))
             decided = plan(
                 *(flow.name, run.manifest, run.manifests, broker),

@@ -17,7 +17,7 @@ from tests.messages import Leg
 from tests.support.flows import FUELS, fleet, relay
 from tests.support.options import called
 from tests.support.refolding import at_times, delete_before, history
-from tests.support.world import Sent, World, alone, legs
+from tests.support.world import Sent, World, alone, legs, republished
 
 pytestmark = [pytest.mark.integration]
 
@@ -55,6 +55,21 @@ def test_the_same_definition_makes_the_same_states_and_nothing_leaves(world: Wor
     assert found.comparison.stages["aircraft"].same == len({leg.tail for leg in sent if leg.minutes})
     assert world.records(target) == world.records(world.dead) == []
     assert world.topics.group_offsets("fleet", [world.topic]) == {}
+
+
+def test_partitions_that_are_added_meanwhile_are_not_read(world: World, topic: Callable[..., str]) -> None:
+    flow, told = fleet(world.topic).publish(topic(name="out")), list[str]()
+
+    def grow(what: str, _done: int, _total: int | None) -> None:
+        if not told and what.startswith("records folded"):
+            world.topics.add_partitions(world.topic, 3)
+            told.append(what)
+
+    world.send(republished(legs(150)))
+    found = rehearsed(world, flow, flow, max_records=20, progress=grow)
+    assert told == ["records folded with the old definition"]
+    assert not found.differs
+    assert found.new.records == 150
 
 
 def test_another_definition_changes_exactly_the_keys_that_it_changes(world: World, topic: Callable[..., str]) -> None:
