@@ -27,6 +27,8 @@ from aggregations.definition.system import SYSTEM_COLUMNS, system_values
 from envelope import EnvelopeError, Reason
 
 _SCALARS = frozenset({int, float, str, bool, bytes, type(None)})
+_BY_TYPE = frozenset({float, str, bool, bytes})
+"""Types of which a column has all values or none; of an enumeration it has some."""
 _INT64 = 2**63
 _ABSENT = object()
 _ALONE = object()
@@ -142,11 +144,13 @@ def _fitting(values: Sequence[Any], dtype: pl.DataType) -> list[bool]:
     try:
         found = pl.Series(values, dtype=dtype, strict=True).to_list()
     except (Exception, pl.exceptions.PanicException):
-        if len(values) < 2:
-            return [False] * len(values)
+        kinds = set(map(type, values)) - {type(None)}
+        if len(values) < 2 or (len(kinds) == 1 and kinds <= _BY_TYPE and not isinstance(dtype, pl.Enum)):
+            return [one is None for one in values]
         half = len(values) // 2
         return _fitting(values[:half], dtype) + _fitting(values[half:], dtype)
-    return list(map(_is_same, values, found))
+    pairs = zip(values, found, strict=True)
+    return [(type(one) in _SCALARS and type(one) is type(of) and one == of) or _is_same(one, of) for one, of in pairs]
 
 
 def _is_same(value: Any, other: Any) -> bool:
