@@ -180,11 +180,13 @@ class Quantiles(SequenceAggregate):
     def _with_ends(self, sketch: Any, *ends: tuple[Any, Any] | None) -> Any:
         """A state of this sketch, and of parts with these ends."""
         known = [one for one in ends if one is not None]
-        lowest, highest = min(one[0] for one in known), max(one[1] for one in known)
+        exact = min(one[0] for one in known), max(one[1] for one in known)
+        rounded = sketch.get_min_value(), sketch.get_max_value()
         stored = _stored("kll", sketch.serialize())
-        if lowest == sketch.get_min_value() and highest == sketch.get_max_value():
+        if exact == rounded:
             return stored
-        return {**stored, "ends": [lowest, highest]}
+        # The same numbers, whether they were added one by one or together: 4.0, not 4, beside a rounded integer.
+        return {**stored, "ends": [end if one == end else one for one, end in zip(exact, rounded, strict=True)]}
 
     def options(self) -> dict[str, Any]:
         return {"k": self.k}

@@ -1,5 +1,6 @@
 """Sketches: the error that they state, over fixed data, and the form of their states."""
 
+import json
 import math
 import random
 import subprocess
@@ -138,6 +139,18 @@ def test_the_minimum_and_the_maximum_of_large_integers_are_exact(values, dtype):
         assert field.comparable(state) == [len(values), min(values), max(values)]
         assert field.fits(state)
         assert ("ends" in state) == (float(min(values)) != min(values) or float(max(values)) != max(values))
+
+
+@pytest.mark.parametrize("values", [[4, 2**53 + 1], [2**53 + 1, 4], [-(2**53) - 1, 4, 5], [4, 2**53 + 1, 5]])
+def test_the_state_of_quantiles_is_the_same_text_however_integers_are_divided_into_batches(values):
+    of = quantiles("x", (0, 1))
+    together = of.extend(None, of.prepared(pl.Series(values)), ())
+    texts = {
+        json.dumps(one)
+        for one in (one_by_one(of, values), together, of.extend(one_by_one(of, values[:1]), np.array(values[1:]), ()))
+    }
+    assert len(texts) == 1
+    assert len({json.dumps(of.result(json.loads(one))) for one in texts}) == 1
 
 
 def test_damaged_ends_of_quantiles_do_not_fit():
