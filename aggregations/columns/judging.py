@@ -20,7 +20,7 @@ from aggregations.definition.headers import header_column
 from aggregations.definition.judging import Judging
 from aggregations.per_message.judging import ruled
 from envelope import Verdict
-from envelope.filters.arrival import Filter, FromEnvelope, FromHeader, FromValue, Scope
+from envelope.filters.arrival import Filter, FromEnvelope, FromHeader, FromValue, Scope, resting, tracking
 from envelope.filters.distinct import DistinctSession, DistinctTumbling
 from envelope.filters.event_ids import EventIdFilter
 from envelope.filters.interval import IntervalFilter
@@ -42,6 +42,8 @@ def rulings_of(
     subjects: Callable[[Ints], Sequence[Any]],
     codes: Ints,
     stored: StoredStates,
+    *,
+    missing: int = 0,
 ) -> Rulings:
     """Judge rows.
 
@@ -52,15 +54,17 @@ def rulings_of(
         subjects: Returns some of the rows as the filter judges them.
         codes: Number of each row's state; the rows of one state together, in the order in which they are judged.
         stored: The states before.
+        missing: Number of listed dead letters that may still come to the filter.
     """
-    found = _compiled(rule, inputs, codes, stored) if len(codes) else None
+    tracks = missing > 0 and hasattr(rule, "track")
+    found = _compiled(rule, inputs, codes, stored) if len(codes) and not tracks else None
     if found is None:
         found = Rulings.of(len(codes), stored)
         found.left[:] = True
     rows = np.flatnonzero(found.left[codes])
     if len(rows):
         found.rejected = {row: cause for row, cause in found.rejected.items() if not found.left[codes[row]]}
-        _one_by_one(rule, subjects(rows), rows, codes[rows], stored, found)
+        _one_by_one(rule, subjects(rows), rows, codes[rows], stored, found, missing=missing)
     return found
 
 
@@ -165,7 +169,14 @@ def _column(extractor: Any, inputs: pl.DataFrame) -> pl.Series | None:
 
 
 def _one_by_one(
-    rule: Filter[Any], subjects: Sequence[Any], rows: Ints, codes: Ints, stored: StoredStates, found: Rulings
+    rule: Filter[Any],
+    subjects: Sequence[Any],
+    rows: Ints,
+    codes: Ints,
+    stored: StoredStates,
+    found: Rulings,
+    *,
+    missing: int,
 ) -> None:
     """Judge the rows of some states, all of their rows, in a loop."""
     texts, rulings = Texts(found.values, found.texts), []
@@ -173,16 +184,17 @@ def _one_by_one(
     for row, code, subject in zip(rows.tolist(), codes.tolist(), subjects, strict=True):
         if code != current:
             if current >= 0:
-                texts.put(0, current, rule.dump(state))
+                texts.put(0, current, rule.dump(resting(rule, state)))
             current = code
             state = rule.load(msgspec.json.decode(stored.text(0, code))) if stored.exists[code] else rule.zero()
+            state = tracking(rule, state, on=missing > 0)
         ruling, state = ruled(rule, state, subject, scoped=scoped)
         rulings.append(ruling)
         if ruling.verdict is Verdict.REJECTED:
             found.reject(row, ruling.reason, ruling.detail)
         if ruling.warning:
             found.warnings.append(ruling.warning)
-    texts.put(0, current, rule.dump(state))
+    texts.put(0, current, rule.dump(resting(rule, state)))
     found.verdicts[rows] = [_CODES[one.verdict] for one in rulings]
     found.forward[rows] = [one.forward for one in rulings]
     found.texts = texts.joined()

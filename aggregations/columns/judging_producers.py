@@ -114,7 +114,9 @@ def _read(stamps: pl.Series) -> tuple[list[str], _Stamps]:
 
 
 def _producers(names: list[str], numbers: Ints, state: ProducerState) -> _Producers | None:
-    """The producers of rows as arrays; None if one of them has a gap."""
+    """The producers of rows as arrays; None if one of them has a gap, or if records are missing."""
+    if any(known.skipped is not None for known in state.producers.values()):
+        return None
     size = len(names)
     whole = np.zeros((3, size), np.int64)
     found = _Producers(np.zeros(size, np.bool_), whole[0], whole[1], whole[2], np.full(size, _NONE, np.int64))

@@ -383,11 +383,27 @@ class Flow(Branching[T], Deduplicating[T], Joining[T], Reading, Generic[T]):
         """Names of the stages after a stage, and the end of the flow: where a redriven record may be bound for."""
         return frozenset((*(later.name for later in self.stages[stage.index + 1 :]), END_OF_FLOW))
 
+    def up_to(self, stage: "Stage") -> tuple[str, ...]:
+        """Names of a stage and of those before it."""
+        return tuple(one.name for one in self.stages[: stage.index + 1])
+
     @cached_property
     def followed(self) -> frozenset[str]:
         """Names of the stages that are followed by other stages or by outputs."""
         ends = publishes(self.tail)
         return frozenset(stage.name for stage in (self.stages if ends else self.stages[:-1]))
+
+    @cached_property
+    def lists_holes(self) -> frozenset[str]:
+        """Names of the stages whose holes the ledger lists even if they are not proven.
+
+        They come after a stage that makes what it passes on from its state, and keeps the state for a dead letter; or
+        before a filter, which notes what it skips while records are missing.
+        """
+        makers = [stage.index for stage in self.stages if stage.aggregate.emits_state]
+        filters = [stage.index for stage in self.stages if stage.aggregate.rule is not None]
+        first, last = min(makers, default=len(self.stages)), max(filters, default=0)
+        return frozenset(stage.name for stage in self.stages if stage.index > first or stage.index < last)
 
     @cached_property
     def publishing(self) -> frozenset[str]:

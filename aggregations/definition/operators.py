@@ -149,6 +149,11 @@ class Aggregate:
         return self.emit is not None and not isinstance(self.emit, Emit)
 
     @property
+    def emits_state(self) -> bool:
+        """Whether what it passes on may depend on the state."""
+        return self.makes or (isinstance(self.emit, Emit) and bool(self.emit.fields))
+
+    @property
     def sessions(self) -> SessionWindow | None:
         """Its windows if they are sessions; else None."""
         return self.window if isinstance(self.window, SessionWindow) else None

@@ -65,6 +65,11 @@ class Stage:
         steps = (*self.leading, *self.before)
         return self.aggregate.overlaps or any(isinstance(step, FlatMap) for step in steps)
 
+    def fixed(self, indices: Sequence[int]) -> int:
+        """How many of the indices of an arrival it had when the previous stage passed it on."""
+        added = self.aggregate.overlaps + sum(isinstance(step, FlatMap) for step in self.before)
+        return len(indices) - added if self.index else 0
+
     @property
     def publishes_before(self) -> bool:
         """Whether steps before it publish."""

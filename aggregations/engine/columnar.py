@@ -361,7 +361,7 @@ def _indices(frame: pl.DataFrame) -> list[tuple[int, ...]]:
 
 def _gather(work: Work, index: int, stage: str, before: Rows, stepped: Stepped) -> None:
     """Collect what the steps before a stage rejected, filtered and published."""
-    policy = work.collector.siblings
+    policy, given = work.collector.siblings, schema.item_columns(before.frame.columns) if index else []
     work.report.counts.filtered += stepped.filtered
     if stepped.outputs:
         died = (
@@ -388,6 +388,7 @@ def _gather(work: Work, index: int, stage: str, before: Rows, stepped: Stepped) 
                 proven=late == Route.MISSING or not (late or row.get(schema.AGAIN)),
                 late=bool(late),
                 whole=whole,
+                fixed=sum(row[name] is not None for name in given),
             )
 
 

@@ -53,6 +53,7 @@ from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.stage import KeyState, StageOutcome, fold_stage
 from aggregations.run.states import state_of, writes_of
 from envelope import EnvelopeError, Node, Verdict
+from envelope.dedup.lineage import died_in
 from persistence.protocol import Stored, Write
 
 
@@ -318,7 +319,7 @@ class ColumnarFold:
         self.work.collector.decided(self.stage.name, outcome.decided)
         note_decided(self.work, self.stage.name, self.rows, rows, outcome.decided)
         for row, one in zip(rows, outcome.decided, strict=True):
-            self.accepted[row] = one.decision.fold or one.arrival.transit
+            self.accepted[row] = one.decision.fold or (one.arrival.transit and bool(one.emitted))
             if self.aggregate.emit is not None:
                 self.emitted[int(row)] = [element.value for element in one.emitted]
             if one.decision.verdict is Verdict.REDRIVEN and one.decision.fold:
@@ -354,6 +355,7 @@ class ColumnarFold:
             types=self.types,
             holes=not self.stage.looks_up,
             removed=job.progress.removed.get(self.stage.name),
+            waiting=job.progress.ledger.waiting(job.flow.after(self.stage)),
         )
 
     def onward(self) -> Rows:
@@ -390,13 +392,26 @@ class ColumnarFold:
         return self.frame.get_column(schema.LATE).is_not_null().to_numpy()
 
     def _listed(self, entering: "_Input") -> Mask:
-        """Rows whose event may be listed as a dead letter: by the offset of its root."""
-        mask = np.zeros(self.frame.height, np.bool_)
-        groups = self.work.job.progress.ledger.listed.get(self.stage.name, {})
+        """Rows whose event may be listed as a dead letter: by the offset of its root, or by its own coordinates.
+
+        In a stage whose `emit` reads the state, also those that are listed at a later stage.
+        """
+        job, mask = self.work.job, np.zeros(self.frame.height, np.bool_)
+        later = job.flow.after(self.stage) if self.aggregate.emits_state else frozenset[str]()
+        listed: dict[str, list[int | str]] = {}
+        for name, offset in job.progress.ledger.waiting(frozenset({self.stage.name}) | later):
+            listed.setdefault(name, []).append(offset)
+        if not listed:
+            return mask
         for number, place in enumerate(entering.places):
-            if listed := groups.get(place.group):
-                roots = np.fromiter((int(position[0]) for position in listed), np.int64, len(listed))
-                mask |= (entering.lanes == number) & np.isin(entering.positions[0], roots)
+            if roots := listed.get(place.group):
+                mask |= (entering.lanes == number) & np.isin(entering.positions[0], np.array(roots, np.int64))
+        if later:
+            for topic, partition in self.frame.select(schema.TOPIC, schema.PARTITION).unique().iter_rows():
+                if offsets := listed.get(died_in(job.node(topic, partition, 0))):
+                    mine = (pl.col(schema.TOPIC) == topic) & (pl.col(schema.PARTITION) == partition)
+                    found = self.frame.select(mine & pl.col(schema.OFFSET).is_in(offsets)).to_series()
+                    mask |= found.to_numpy()
         return mask
 
     def _excluded(self) -> Mask:

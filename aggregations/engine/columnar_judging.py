@@ -39,6 +39,7 @@ from aggregations.per_message.judging import judge_stage
 from aggregations.per_message.stage import StageOutcome
 from aggregations.run.states import writes_of
 from envelope import Route, Verdict
+from envelope.filters.arrival import resting, tracking
 from envelope.filters.turns import in_turns
 from persistence.protocol import Stored
 
@@ -100,6 +101,7 @@ class ColumnarJudging(ColumnarFold):
             lambda some: self._subjects(self.frame[rows[some]]),
             self.codes[rows],
             before,
+            missing=self._missing,
         )
         self._keep(np.setdiff1d(self.codes[unjudged], self.codes[rows]), before, rulings)
         verdicts = judged.verdicts.copy()
@@ -134,6 +136,12 @@ class ColumnarJudging(ColumnarFold):
         assert isinstance(self.aggregate.fold, Judging)
         return self.aggregate.fold
 
+    @property
+    def _missing(self) -> int:
+        """Number of listed dead letters that may still come to the filter."""
+        job = self.work.job
+        return job.progress.ledger.count(job.flow.up_to(self.stage))
+
     def _parted(self, rows: Ints) -> tuple[Ints, Ints]:
         """The rows that the filter judges, and those of topics that it does not."""
         topics = self.frame.get_column(schema.TOPIC).is_in(self._rule.unjudged).to_numpy()[rows]
@@ -142,9 +150,10 @@ class ColumnarJudging(ColumnarFold):
     def _keep(self, codes: Ints, before: StoredStates, rulings: Rulings) -> None:
         """Add the states whose rows the filter has not judged, as they were."""
         if len(codes):
-            texts, zero = Texts(rulings.values, rulings.texts), self._rule.zero()
+            texts, rule = Texts(rulings.values, rulings.texts), self._rule.rule
             for code in codes.tolist():
-                texts.put(0, code, msgspec.json.decode(before.text(0, code)) if before.exists[code] else zero)
+                state = rule.load(msgspec.json.decode(before.text(0, code))) if before.exists[code] else rule.zero()
+                texts.put(0, code, rule.dump(resting(rule, tracking(rule, state, on=self._missing > 0))))
             rulings.texts = texts.joined()
 
     def _judged_before(self, judged: Judged) -> Mask:
@@ -226,6 +235,7 @@ class ColumnarJudging(ColumnarFold):
             evict=job.progress.evict,
             replays=job.progress.replays,
             subjects=self._subjects(frame),
+            missing=self._missing,
         )
 
     def _reject(self, rejected: Mapping[int, Cause]) -> None:
@@ -243,6 +253,7 @@ class ColumnarJudging(ColumnarFold):
                 proven=late == Route.MISSING or not (late or row.get(schema.AGAIN)),
                 late=bool(late),
                 arrived=True,
+                fixed=self.stage.fixed(indices_of(row)),
             )
 
     def onward(self) -> Rows:

@@ -80,6 +80,7 @@ class Work:
             self.roots.topic_ids,
             flow.followed,
             flow.publishing,
+            flow.lists_holes,
         )
 
     def fail(self, stage: int, own: Node, cause: Exclusion) -> None:

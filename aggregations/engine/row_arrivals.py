@@ -14,7 +14,7 @@ from aggregations.definition.flow import Stage
 from aggregations.definition.inputs import siblings_of
 from aggregations.engine.path import Work
 from aggregations.engine.rows import BROKEN, INPUT, REKEYED, STAGE_KEY, Rows, times_of
-from aggregations.per_message.arrivals import Arrival
+from aggregations.per_message.arrivals import Arrival, in_transit, waits_as
 from envelope import EnvelopeError, Route
 
 
@@ -36,28 +36,36 @@ def arrival_of(work: Work, stage: Stage, rows: Rows, row: Mapping[str, Any]) -> 
     at = standing(row, signatures, rekeyed=row[REKEYED], siblings=policy)
     late = Route(row.get(schema.LATE) or Route.PLAIN)
     indices = indices_of(row)
-    entries = job.progress.ledger.entries(stage.name, at, back, indices)
-    mine = back is not None and job.progress.ledger.mine(back.redrive)
-    bound = back is not None and back.redrive.stage in job.flow.after(stage) and mine
+    ledger, later = job.progress.ledger, job.flow.after(stage)
+    entries, sibling = ledger.entries(stage.name, at, back, indices), False
+    route = ledger.route(stage.name, at, back, entries)
+    mine = back is not None and ledger.mine(back.redrive)
+    transit = back is not None and back.redrive.stage in later and mine and late is Route.PLAIN
+    if transit and back is not None:
+        entries, sibling = in_transit(ledger, at, back, indices)
+    element: Element[Any] = Element(
+        None,
+        row[schema.KEY],
+        own,
+        event_id=row[schema.EVENT_ID] or "",
+        indices=indices,
+        again=bool(row.get(schema.AGAIN)),
+        route=late,
+        time_us=row.get(schema.TIME),
+    )
     return Arrival(
-        Element(
-            None,
-            row[schema.KEY],
-            own,
-            event_id=row[schema.EVENT_ID] or "",
-            indices=indices,
-            again=bool(row.get(schema.AGAIN)),
-            route=late,
-            time_us=row.get(schema.TIME),
-        ),
+        element,
         row[STAGE_KEY],
-        replace(at, route=job.progress.ledger.route(stage.name, at, back, entries)),
+        replace(at, route=route),
         VERDICTS[verdict] if verdict >= 0 else None,
         EnvelopeError(*FAILURES[row[BROKEN]]) if row[BROKEN] else {name: row[f"{INPUT}{name}"] for name in names},
-        bound and late is Route.PLAIN,
+        transit,
         entries,
         back,
         mine=mine,
+        waits=waits_as(ledger.waiting(later), element, at, back) if stage.aggregate.emits_state else (),
+        sibling=sibling,
+        fixed=stage.fixed(indices),
         **times_of(row),
     )
 

@@ -11,13 +11,13 @@ from aggregations.definition.flow import END_OF_FLOW, Aggregate
 from aggregations.definition.inputs import SiblingPolicy, siblings_of
 from aggregations.definition.schemas import Schema
 from aggregations.errors import FlowError
-from aggregations.per_message.ledger import Entry, Ledger, outputs_before
+from aggregations.per_message.ledger import Entry, Ledger, Waiting, outputs_before
 from aggregations.per_message.publishing import Marking
 from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.steps import Applied
 from aggregations.per_message.times import InWindow, enter_expiring, enter_windows, latest
-from envelope import EnvelopeError, Lineage, Reason, Route, Siblings, Standing, Verdict
-from envelope.dedup.lineage import Redriven
+from envelope import EnvelopeError, Lineage, Position, Reason, Route, Siblings, Standing, Verdict
+from envelope.dedup.lineage import Redriven, died_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,16 @@ class Arrival:
         incarnation: `NEW_INCARNATION` or `STALE_INCARNATION` when its root topic was created again.
         values: Values of `Aggregate.inputs` for it, or the error; empty for a fold in plain Python.
         transit: It was redriven to a later stage and is held here: passed on, not folded.
-        entries: Its ledger entries at this stage.
+        entries: Its ledger entries at this stage; in transit those at the stage that rejected it.
         redriven: How it came back from the dead-letter topic; None when it was not redriven.
         closed: It comes too late: its window is closed, or its state may have expired.
         mine: It was redriven, and this flow had rejected it.
         time_us: Its event time, in microseconds since 1970; None in a flow without event times.
         reached_us: The latest event time of its partition's log up to it.
+        waits: In a stage whose `emit` reads the state: under which names the ledger may list something of it at a later
+            stage. The state before it is kept under these names.
+        sibling: In transit: its record was rejected, and this item of it was not.
+        fixed: Number of its indices that it had when the previous stage passed it on.
     """
 
     element: Element[Any]
@@ -51,6 +55,9 @@ class Arrival:
     mine: bool = False
     time_us: int | None = None
     reached_us: int | None = None
+    waits: tuple[tuple[str, Position], ...] = ()
+    sibling: bool = False
+    fixed: int = 0
 
 
 def arrive(
@@ -64,6 +71,7 @@ def arrive(
     later: Collection[str] = (),
     removed: int | None = None,
     longest_key: int | None = None,
+    fixed: Callable[[Sequence[int]], int] = lambda _: 0,
 ) -> list[Arrival]:
     """Bring elements to a stage: key, standing and the inputs of its fields. Failures go to `applied.rejected`.
 
@@ -77,6 +85,7 @@ def arrive(
         later: Names of the stages after this one: a record redriven to one of them only passes through.
         removed: Due time up to which states of the stage have left the store, in seconds since 1970.
         longest_key: Bytes of the longest key that the store takes; None without a limit.
+        fixed: Returns how many of the indices of an arrival it had when the previous stage passed it on.
     """
     raw = applied.each(stage.key)
     keys = applied.survivors([stage_key(value, longest_key) for value in raw])
@@ -87,15 +96,18 @@ def arrive(
     else:
         places = [InWindow(key, key, closed=False) for key in keys]
     inputs = _inputs_of(stage, applied.elements, applied.schema)
+    waiting = ledger.waiting(frozenset(later)) if stage.emits_state else frozenset()
     arrivals = []
     for element, (user_key, key, closed), values in zip(applied.elements, places, inputs, strict=True):
         lineage = element.lineage.resolved(topic_ids)
         standing = standing_of(element, lineage, siblings, rekeyed=user_key != element.key or not stage.co_partitioned)
         root, redriven = lineage.root, lineage.redriven
         age = incarnation(root.topic, root.topic_id) if root.cluster == lineage.own.cluster else None
-        transit = _only_passes(element, redriven, ledger, later)
         entries = ledger.entries(stage.name, standing, redriven, element.indices)
         route = ledger.route(stage.name, standing, redriven, entries)
+        transit, sibling = _only_passes(element, redriven, ledger, later), False
+        if transit and redriven is not None:
+            entries, sibling = in_transit(ledger, standing, redriven, element.indices)
         if route is not standing.route:
             standing = replace(standing, route=route)
         mine = redriven is not None and ledger.mine(redriven.redrive)
@@ -105,9 +117,39 @@ def arrive(
                 *(element, key, standing, age, values, transit, entries, redriven, closed, mine),
                 time_us=element.time_us,
                 reached_us=reached_us,
+                waits=waits_as(waiting, element, standing, redriven),
+                sibling=sibling,
+                fixed=fixed(element.indices),
             )
         )
     return arrivals
+
+
+def in_transit(
+    ledger: Ledger, standing: Standing, redriven: Redriven, indices: tuple[int, ...]
+) -> tuple[tuple[Entry, ...], bool]:
+    """What an element in transit stands for: its entries at the stage that rejected it, and whether it is a sibling."""
+    entries = ledger.stands_for(standing, redriven, indices)
+    return entries or (), entries == ()
+
+
+def waits_as(
+    waiting: Waiting, element: Element[Any], standing: Standing, redriven: Redriven | None
+) -> tuple[tuple[str, Position], ...]:
+    """The names under which later stages may list something of an element; see `Arrival.waits`.
+
+    Args:
+        waiting: What is listed at the later stages.
+        element: The element.
+        standing: Where it stands.
+        redriven: How it came back from the dead-letter topic.
+    """
+    if not waiting:
+        return ()
+    own = element.own
+    place, offset = (died_in(own), own.offset) if redriven is None else (redriven.place, redriven.offset)
+    names = ((standing.group, standing.position), (place, (offset, *element.indices)))
+    return tuple((name, position) for name, position in names if (name, position[0]) in waiting)
 
 
 def marking_before(

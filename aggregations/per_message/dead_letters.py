@@ -10,7 +10,7 @@ from aggregations.definition.flow import END_OF_FLOW
 from aggregations.definition.inputs import SiblingPolicy
 from aggregations.per_message.arrivals import standing_of
 from aggregations.per_message.cause import Cause
-from aggregations.per_message.ledger import Changes, Entry, Ledger, dead_entry, outputs_before
+from aggregations.per_message.ledger import Changes, Entry, Ledger, dead_entry, hole_at, outputs_before
 from aggregations.per_message.stage import Decided
 from aggregations.per_message.steps import RejectedElement
 from envelope import EnvelopeError, Node, Reason, Route, Standing, Verdict
@@ -62,6 +62,7 @@ class DeadLetterCollector:
         topic_ids: Current topic id by topic.
         followed: Names of the stages that are followed by other stages or by outputs.
         publishing: Names of the stages with publish steps before them.
+        listing: Names of the stages whose holes are listed even if they are not proven.
         dead: Dead letters, one per record and stage.
         changes: Changes that the batch makes to the ledger.
         copies: Redriven records that this flow did not reject, by the stage that dropped them before the key was known.
@@ -73,6 +74,7 @@ class DeadLetterCollector:
     topic_ids: Mapping[str, str]
     followed: frozenset[str]
     publishing: frozenset[str]
+    listing: frozenset[str] = frozenset()
     dead: dict[tuple[Node, str], RejectedRecord] = field(default_factory=dict)
     changes: Changes = field(default_factory=Changes)
     copies: Counter[str] = field(default_factory=Counter)
@@ -92,11 +94,11 @@ class DeadLetterCollector:
         self._add(RejectedRecord(own, "", error.reason, error.detail))
         self._add_entries(Entry(self.first, died_in(own), (own.offset,)))
 
-    def turned_away(self, stage: str, rejection: RejectedElement) -> None:
+    def turned_away(self, stage: str, rejection: RejectedElement, *, fixed: int = 0) -> None:
         """Collect an element that a filter rejected: what the steps before the filter published of it is not missing."""
-        self.rejected(stage, rejection, arrived=True)
+        self.rejected(stage, rejection, fixed=fixed, arrived=True)
 
-    def rejected(self, stage: str, rejection: RejectedElement, *, arrived: bool = False) -> None:
+    def rejected(self, stage: str, rejection: RejectedElement, *, fixed: int = 0, arrived: bool = False) -> None:
         """Collect an element that a step before a stage rejected or diverted; an empty stage means it was not read."""
         element = rejection.element
         lineage = element.lineage.resolved(self.topic_ids)
@@ -114,6 +116,7 @@ class DeadLetterCollector:
             late=element.route is not Route.PLAIN,
             whole=rejection.whole,
             arrived=arrived,
+            fixed=fixed,
         )
 
     def lost(
@@ -127,6 +130,7 @@ class DeadLetterCollector:
         late: bool = False,
         whole: bool = True,
         arrived: bool = False,
+        fixed: int = 0,
     ) -> None:
         """Collect a dead letter without a hole: it is listed, unless it was redriven and is already listed or a hole.
 
@@ -139,6 +143,7 @@ class DeadLetterCollector:
             late: An earlier stage has folded it late.
             whole: All items of its record were rejected with it.
             arrived: It reached the stage, which is a filter: its outputs before the stage are not missing.
+            fixed: Number of indices that the previous stage gave it.
         """
         if redriven is not None and not late:
             redrive = redriven.redrive
@@ -160,9 +165,8 @@ class DeadLetterCollector:
             if items and all(items) and not indices:
                 dead.items = tuple(sorted(tuple(map(int, item)) for item in items))
         else:
-            entry = self._list(
-                dead.stage or self.first, dead.own, standing, redriven, indices, proven=proven, whole=whole
-            )
+            name = dead.stage or self.first
+            entry = self._list(name, dead.own, standing, redriven, indices, proven=proven, whole=whole, fixed=fixed)
             entries = {entry} if arrived else self._add_entries(entry)
             if late:
                 self.changes.again |= entries
@@ -200,45 +204,59 @@ class DeadLetterCollector:
         *,
         proven: bool,
         whole: bool,
+        fixed: int,
     ) -> Entry:
-        event = dead_entry(stage, own, standing, redriven, indices, proven=True, whole=whole)
+        event = dead_entry(stage, own, standing, redriven, indices, proven=True, whole=whole, fixed=fixed)
         # A copy of a listed dead letter is the same event.
-        known = proven or event in self.changes.added or not self.ledger.missing_from([event])
-        entry = event if known else dead_entry(stage, own, standing, redriven, indices, proven=False, whole=whole)
-        self.changes.added.add(entry)
-        return entry
+        if not (proven or event in self.changes.added or not self.ledger.missing_from([event])):
+            event = dead_entry(stage, own, standing, redriven, indices, proven=False, whole=whole, fixed=fixed)
+        self.changes.added.add(event)
+        return event
 
     def decided(self, stage: str, decided: Iterable[Decided]) -> None:
         """Collect the dead letters and ledger changes from a stage's decisions."""
         for one in decided:
             self.changes.filled.update(one.filled)
-            if one.reason is None:
-                continue
-            element = one.arrival.element
-            lineage = str(element.lineage)
-            dead = RejectedRecord(element.own, stage, one.reason, one.detail, lineage, one.hole, raised=one.raised)
-            redriven = one.arrival.redriven
-            if one.arrival.transit and redriven is not None:
-                dead.stage, dead.hole = redriven.redrive.stage, redriven.redrive.hole
-            elif one.hole:
-                if stage in self.followed and one.proven:
-                    event = dead_entry(stage, element.own, one.arrival.standing, redriven, element.indices, proven=True)
-                    self.changes.added.add(event)
-            elif one.failed:
-                # Not a hole: its key may be another one when it comes back. Its outputs before the stage are published.
-                late, at = element.route is not Route.PLAIN, one.arrival.standing
-                if redriven is not None and not late:
-                    self.lost(dead, at, redriven, element.indices, proven=one.proven)
-                    continue
-                entry = self._list(stage, element.own, at, redriven, element.indices, proven=one.proven, whole=True)
-                self.changes.again |= {entry} if late else set()
-            elif one.decision.verdict is Verdict.UNPROVEN:
-                indices = element.indices
-                self._list(stage, element.own, one.arrival.standing, redriven, indices, proven=False, whole=False)
-                dead.items = (indices,) if indices else ()
-            elif one.reason is Reason.WINDOW_CLOSED and element.indices:
-                dead.items = (element.indices,)
-            self._add(dead)
+            arrival = one.arrival
+            if stage in self.listing and (one.settles or one.decision.verdict is Verdict.COPY):
+                held = self.ledger.entries(hole_at(stage), arrival.standing, arrival.redriven, arrival.element.indices)
+                self.changes.filled.update(held)
+            if one.reason is not None:
+                self._refused(stage, one)
+
+    def _refused(self, stage: str, one: Decided) -> None:
+        element, redriven, at, fixed = (
+            one.arrival.element,
+            one.arrival.redriven,
+            one.arrival.standing,
+            one.arrival.fixed,
+        )
+        lineage, indices = str(element.lineage), element.indices
+        assert one.reason is not None
+        dead = RejectedRecord(element.own, stage, one.reason, one.detail, lineage, one.hole, raised=one.raised)
+        if one.arrival.transit and redriven is not None:
+            dead.stage, dead.hole = redriven.redrive.stage, redriven.redrive.hole
+        elif one.hole:
+            # It is missing at later stages, and stages before it may have to know what they passed on of it.
+            if stage in self.followed and one.proven:
+                self._list(stage, element.own, at, redriven, indices, proven=True, whole=True, fixed=fixed)
+            elif stage in self.listing:
+                name = hole_at(stage)
+                self._list(name, element.own, at, redriven, indices, proven=one.proven, whole=True, fixed=fixed)
+        elif one.failed:
+            # Not a hole: its key may be another one when it comes back. Its outputs before the stage are published.
+            late = element.route is not Route.PLAIN
+            if redriven is not None and not late:
+                self.lost(dead, at, redriven, indices, proven=one.proven, fixed=fixed)
+                return
+            entry = self._list(stage, element.own, at, redriven, indices, proven=one.proven, whole=True, fixed=fixed)
+            self.changes.again |= {entry} if late else set()
+        elif one.decision.verdict is Verdict.UNPROVEN:
+            self._list(stage, element.own, at, redriven, indices, proven=False, whole=False, fixed=fixed)
+            dead.items = (indices,) if indices else ()
+        elif one.reason is Reason.WINDOW_CLOSED and indices:
+            dead.items = (indices,)
+        self._add(dead)
 
     def published(self, filled: Iterable[Entry]) -> None:
         """Collect entries of outputs before a stage that are no longer missing."""

@@ -21,11 +21,10 @@ from aggregations.per_message.stage import Decided, KeyState, StageOutcome
 from envelope import Decision, EnvelopeError, Histories, Position, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.eviction import GrowthFullError
 from envelope.dedup.room import Room
-from envelope.filters.arrival import DUPLICATE, UNIDENTIFIED, Filter, Ruling, rejected
+from envelope.filters.arrival import DUPLICATE, UNIDENTIFIED, Filter, Ruling, judge_late, rejected, resting, tracking
 from envelope.filters.turns import in_turns
 
 _FIRST_SEEN: Final = frozenset({Verdict.ACCEPTED, Verdict.LATE, Verdict.NEW_LANE})
-_UNCERTAIN: Final = frozenset({Verdict.BELOW_FLOOR, Verdict.BEYOND_HORIZON})
 
 
 @dataclass(slots=True)
@@ -50,6 +49,7 @@ def judge_stage(
     evict: bool = True,
     replays: bool = False,
     subjects: Sequence[Any] | None = None,
+    missing: int = 0,
 ) -> StageOutcome:
     """Judge one batch.
 
@@ -62,6 +62,7 @@ def judge_stage(
         evict: False while the consumed topic grows; see `Histories.folding`.
         replays: A crashed run may have folded the next messages; see `Histories.folding`.
         subjects: What the filter judges for each arrival; the elements when None.
+        missing: Number of listed dead letters that may still come to the filter.
 
     Raises:
         GrowthFullError: A key has more positions than a state remembers while the topic grows.
@@ -71,7 +72,8 @@ def judge_stage(
     passing: dict[int, Decided] = {}
     for i, arrival in enumerate(arrivals):
         if arrival.transit:  # redriven to a later stage, and held here
-            passing[i] = Decided(arrival, Decision(Verdict.REDRIVEN, fold=False), emitted=(arrival.element,))
+            emitted = () if arrival.sibling else (arrival.element,)
+            passing[i] = Decided(arrival, Decision(Verdict.REDRIVEN, fold=False), emitted=emitted)
         else:
             by_key[arrival.key].append(i)
     found: dict[bytes, _Judged] = {}
@@ -93,6 +95,7 @@ def judge_stage(
                 batch=batch,
                 evict=evict,
                 replays=replays,
+                missing=missing,
             )
         except GrowthFullError as error:
             own = arrivals[rows[0]].element.own
@@ -125,6 +128,7 @@ def _judge_key(
     batch: int,
     evict: bool,
     replays: bool,
+    missing: int,
 ) -> _Judged:
     """Judge one key; its arrivals are in the order in which they are judged."""
     assert isinstance(stage.fold, Judging)
@@ -132,7 +136,7 @@ def _judge_key(
     standings = [one.standing for one in arrivals.values()]
     # Of copies on several lanes the filter judges the first one: a later one would be out of order.
     decisions = dict(zip(arrivals, before.histories.judge(standings, siblings, by_lane=False), strict=True))
-    state = rule.load(before.fold) if before.folded else rule.zero()
+    state = tracking(rule, rule.load(before.fold) if before.folded else rule.zero(), on=missing > 0)
     unjudged, found, folded = stage.fold.unjudged, _Judged(), list[Standing]()
     taken, refused = set[tuple[str, Position]](), set[tuple[str, Position]]()
     room = Room(before.histories)
@@ -140,12 +144,15 @@ def _judge_key(
     def judge(i: int, decision: Decision) -> None:
         nonlocal state
         arrival, standing = arrivals[i], arrivals[i].standing
+        back = arrival.redriven
+        late = decision.verdict is Verdict.REDRIVEN and not _is_in_place(arrival)
         if (full := room.take(standing)) is not None:
             ruling = Ruling(Verdict.REJECTED, forward=False, reason=full[0], detail=full[1])
         elif subjects[i].topic in unjudged:
             ruling = UNIDENTIFIED
         else:
-            ruling, state = ruled(rule, state, subjects[i])
+            asserted = back is not None and back.redrive.asserted
+            ruling, state = ruled(rule, state, subjects[i], late=late, asserted=asserted)
         if ruling.warning:
             found.warnings.append(ruling.warning)
         if ruling.verdict is Verdict.REJECTED:
@@ -154,13 +161,11 @@ def _judge_key(
             found.decisions[i] = Decision(Verdict.REJECTED, fold=False)
             refused.add((standing.group, standing.position))
             return
-        late = decision.verdict is Verdict.REDRIVEN
-        forward = ruling.forward or (late and ruling.verdict in _UNCERTAIN)
         found.decisions[i] = Decision(verdict_of(decision.verdict, ruling, arrival.incarnation), fold=True)
-        if forward:
+        if ruling.forward:
             element = arrival.element
-            if late:
-                element = replace(element, route=passed_on(standing.route, arrival.redriven))
+            if decision.verdict is Verdict.REDRIVEN:
+                element = replace(element, route=passed_on(standing.route, back))
             found.emitted[i] = (element,)
         folded.append(standing)
         taken.add((standing.group, standing.position))
@@ -182,8 +187,16 @@ def _judge_key(
         histories, retired = before.histories.folding(
             folded, size=stage.history, lanes=stage.lanes, batch=batch, evict=evict, replays=replays
         )
+        settled = {entry for i, one in found.decisions.items() if one.fold for entry in arrivals[i].entries}
+        state = resting(rule, tracking(rule, state, on=missing > len(settled)))
         found.state, found.retired = KeyState(rule.dump(state), histories, before.version), len(retired)
     return found
+
+
+def _is_in_place(arrival: Arrival) -> bool:
+    """Whether an arrival that is listed is the rejected record itself, read again after its batch was not written."""
+    plain = arrival.redriven is None and arrival.element.route is Route.PLAIN
+    return plain and (len(arrival.standing.position) == 1 or not arrival.element.again)
 
 
 def _was_rejected(arrival: Arrival, histories: Histories) -> bool:
@@ -199,7 +212,9 @@ def _was_rejected(arrival: Arrival, histories: Histories) -> bool:
     return history is not None and history.highest is not None and standing.position < history.highest
 
 
-def ruled(rule: Filter[Any], state: Any, subject: Any, *, scoped: bool = False) -> tuple[Ruling, Any]:
+def ruled(
+    rule: Filter[Any], state: Any, subject: Any, *, scoped: bool = False, late: bool = False, asserted: bool = False
+) -> tuple[Ruling, Any]:
     """The ruling of a filter on an element, and the next state of its scope.
 
     Args:
@@ -207,11 +222,13 @@ def ruled(rule: Filter[Any], state: Any, subject: Any, *, scoped: bool = False) 
         state: The state of the element's scope.
         subject: The element.
         scoped: Every element has a scope.
+        late: The element was missing at its place, as a dead letter.
+        asserted: The operator asserts that no other element with its identity was passed on.
     """
     try:
         if not scoped and rule.scope(subject) is None:
             return UNIDENTIFIED, state
-        ruling, state = rule.judge(state, subject)
+        ruling, state = judge_late(rule, state, subject, asserted=asserted) if late else rule.judge(state, subject)
     except EnvelopeError as error:
         return rejected(error), state
     # Positions tell what is read again. This is another record, at that offset of a topic that was created again.
@@ -226,8 +243,7 @@ def verdict_of(position: Verdict, ruling: Ruling, incarnation: Verdict | None = 
         ruling: The filter's ruling.
         incarnation: Verdict when its root topic was created again.
     """
-    late = position is Verdict.REDRIVEN
-    if ruling.verdict is Verdict.ACCEPTED or (late and (ruling.forward or ruling.verdict in _UNCERTAIN)):
+    if ruling.verdict is Verdict.ACCEPTED or (position is Verdict.REDRIVEN and ruling.forward):
         found = position
     else:
         found = ruling.verdict

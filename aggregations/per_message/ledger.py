@@ -10,8 +10,9 @@ Entries are added before anything of their batch is published or persisted, and 
 therefore knows what a crashed attempt left out.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from aggregations.definition.flow import END_OF_FLOW
@@ -29,6 +30,8 @@ ROUTES: Final = 1_024
 """Maximum number of routes whose highest position is kept; a flow with more cannot prove a first delivery."""
 
 
+Waiting: TypeAlias = frozenset[tuple[str, int | str]]
+"""Records of which something is listed: by group and root offset, or by original topic-partition and offset."""
 Doubt: TypeAlias = Mapping[TopicPartition, int]
 """Offset by topic and partition below which a crashed attempt may have folded records."""
 
@@ -110,6 +113,7 @@ class Ledger:
     forgotten: Mapping[str, int] = field(default_factory=dict)
     seen: Mapping[str, Position] | None = field(default_factory=dict)
     earlier: tuple[int, ...] = ()
+    _waiting: dict[frozenset[str], Waiting] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, flow: str, generation: int, manifest: Manifest | None, rebuilt: Rebuilt | None = None) -> "Ledger":
@@ -155,6 +159,41 @@ class Ledger:
             died = _among(groups.get(redriven.place), (redriven.offset, *indices), len(indices), whole=whole)
             entries += [Entry(stage, redriven.place, at) for at in died]
         return tuple(entries)
+
+    def count(self, stages: Iterable[str]) -> int:
+        """Number of dead letters that are listed under some stages, or were before the limit of the list."""
+        places = (self.listed.get(name, {}).values() for name in _names(stages))
+        listed = sum(len(positions) for groups in places for positions in groups)
+        return listed + sum(self.forgotten.get(name, 0) for name in _names(stages))
+
+    def waiting(self, stages: frozenset[str]) -> Waiting:
+        """The records of which something is listed under some stages."""
+        if stages not in self._waiting:
+            self._waiting[stages] = frozenset(
+                (place, position[0])
+                for name in _names(stages)
+                for place, positions in self.listed.get(name, {}).items()
+                for position in positions
+            )
+        return self._waiting[stages]
+
+    def stands_for(self, standing: Standing, redriven: Redriven, indices: tuple[int, ...]) -> tuple[Entry, ...] | None:
+        """What a redriven element stands for at the stage that rejected it: the entries of its items there.
+
+        Args:
+            standing: Where the element stands.
+            redriven: How it came back from the dead-letter topic.
+            indices: Its index in each flat-map of the flow.
+
+        Returns:
+            The entries, none for a sibling of what was rejected; None if nothing of its record is listed.
+        """
+        names = list(_names([redriven.redrive.stage]))
+        found = [self.entries(name, standing, redriven, indices, whole=True) for name in names]
+        if any(found):
+            return tuple(chain.from_iterable(found))
+        record = replace(standing, position=event_of(standing.position, len(indices)))
+        return () if any(self.entries(name, record, redriven, whole=True) for name in names) else None
 
     def route(self, stage: str, standing: Standing, redriven: Redriven | None, entries: Sequence[Entry]) -> Route:
         """Route of an element at a stage, according to the ledger.
@@ -248,6 +287,7 @@ def dead_entry(
     *,
     proven: bool,
     whole: bool = True,
+    fixed: int = 0,
 ) -> Entry:
     """The entry of an element that was rejected without a hole.
 
@@ -258,9 +298,11 @@ def dead_entry(
         redriven: How it came back from the dead-letter topic.
         indices: Its index in each flat-map of the flow.
         proven: It is the first delivery of its event.
-        whole: All items of its record were rejected with it.
+        whole: All items of its record that arrived with it were rejected with it: one entry stands for those that the
+            steps since the previous stage made of the same item.
+        fixed: Number of indices that the previous stage gave it.
     """
-    items = len(indices) if whole else 0
+    items = len(indices) - fixed if whole else 0
     if proven:
         return Entry(stage, standing.group, event_of(standing.position, items))
     place, offset = (died_in(own), own.offset) if redriven is None else (redriven.place, redriven.offset)
@@ -273,6 +315,17 @@ def outputs_before(stage: str) -> str:
     After the last stage nothing but outputs can be missing: they are listed under `end`.
     """
     return stage if stage == END_OF_FLOW else f"{stage}>"
+
+
+def hole_at(stage: str) -> str:
+    """Name under which the ledger lists holes of a stage for the stages before it, if it does not list them anyway."""
+    return f"{stage}<"
+
+
+def _names(stages: Iterable[str]) -> Iterator[str]:
+    for stage in stages:
+        yield stage
+        yield hole_at(stage)
 
 
 def merged(ledgers: Iterable[Ledger]) -> Ledger:

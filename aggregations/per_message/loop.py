@@ -36,12 +36,18 @@ class Collector(Protocol):
         """A record that cannot be read; `again` matters only if its chain could be."""
         ...
 
-    def rejected(self, stage: str, rejection: RejectedElement) -> None:
-        """An element that a step before a stage rejects, or that the flow diverts."""
+    def rejected(self, stage: str, rejection: RejectedElement, *, fixed: int = 0) -> None:
+        """An element that a step before a stage rejects, or that the flow diverts.
+
+        Args:
+            stage: Name of the stage.
+            rejection: The element.
+            fixed: Number of its indices that it had when the previous stage passed it on.
+        """
         ...
 
-    def turned_away(self, stage: str, rejection: RejectedElement) -> None:
-        """An element that a filter rejects."""
+    def turned_away(self, stage: str, rejection: RejectedElement, *, fixed: int = 0) -> None:
+        """An element that a filter rejects; `fixed` as for `rejected`."""
         ...
 
     def decided(self, stage: str, decided: Iterable[Decided]) -> None:
@@ -172,8 +178,9 @@ class MessageLoop:
             later=later,
             removed=self.closed.get(stage.name),
             longest_key=self.longest_keys.get(stage.name),
+            fixed=stage.fixed,
         )
-        self._gather(stage.index, stage.name, applied)
+        self._gather(stage.index, stage.name, before, applied)
         missing = outputs_before(stage.name)
         for one in arrivals:
             self.collector.published(self.ledger.entries(missing, one.standing, one.redriven, one.element.indices))
@@ -207,7 +214,8 @@ class MessageLoop:
         self.report.warnings.update(outcome.warnings)
         self.collector.decided(stage.name, outcome.decided)
         for i, cause in outcome.rejected.items():
-            self.collector.turned_away(stage.name, RejectedElement.because(arrivals[i].element, cause))
+            element, fixed = arrivals[i].element, arrivals[i].fixed
+            self.collector.turned_away(stage.name, RejectedElement.because(element, cause), fixed=fixed)
         for one in outcome.decided:
             if one.failed and one.reason is not None:
                 cause = Cause(one.reason, one.detail, one.raised)
@@ -224,6 +232,7 @@ class MessageLoop:
                 siblings=self.flow.siblings,
                 evict=self.evict,
                 replays=self.replays,
+                missing=self.ledger.count(self.flow.up_to(stage)),
             )
         return fold_stage(
             stage.aggregate,
@@ -237,6 +246,7 @@ class MessageLoop:
             types=emitted_types(stage),
             holes=not stage.looks_up,
             removed=self.removed.get(stage.name),
+            waiting=self.ledger.waiting(self.flow.after(stage)),
         )
 
     def onward(self, stage: Stage, outcome: StageOutcome) -> Applied:
@@ -257,7 +267,7 @@ class MessageLoop:
             for lineage in (element.lineage.resolved(topic_ids) for element in emitted.elements if element.chain):
                 self.incarnation(lineage.root.topic, lineage.root.topic_id)  # notes the ids of root topics
         marking, last = self._marking(END_OF_FLOW), len(self.flow.stages)
-        self._gather(last, END_OF_FLOW, self._apply(last, self.flow.tail, emitted, marking))
+        self._gather(last, END_OF_FLOW, emitted, self._apply(last, self.flow.tail, emitted, marking))
 
     def _marking(self, stage: str, later: Collection[str] = ()) -> Marking:
         return marking_before(
@@ -286,10 +296,11 @@ class MessageLoop:
         ]
         return applied
 
-    def _gather(self, index: int, name: str, applied: Applied) -> None:
+    def _gather(self, index: int, name: str, before: Applied, applied: Applied) -> None:
         withhold(applied)
+        passed = {element.own: len(element.indices) for element in before.elements if index and applied.rejected}
         for rejected in applied.rejected:
-            self.collector.rejected(name, rejected)
+            self.collector.rejected(name, rejected, fixed=passed.get(rejected.element.own, 0))
             if rejected.whole:
                 cause = Cause(rejected.reason, rejected.detail, rejected.raised)
                 self.failures.add(index, rejected.element.own, cause, hole=False)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aggregations.definition.element import Element
-from aggregations.definition.emit import Emit
 from aggregations.definition.flow import Aggregate
 from aggregations.definition.folds import copied
 from aggregations.definition.inputs import SiblingPolicy, siblings_of
@@ -15,10 +14,9 @@ from aggregations.definition.sessions import remaining
 from aggregations.per_message.arrivals import Arrival, passed_on
 from aggregations.per_message.cause import Cause, refusal
 from aggregations.per_message.closed import has_expired, judge_closed, reason_of, taken_by
-from aggregations.per_message.emitting import emitted_row
-from aggregations.per_message.folding import fold_one, inputs_of, time_of
-from aggregations.per_message.ledger import Entry
-from aggregations.per_message.sessions import state_at
+from aggregations.per_message.folding import fold_one
+from aggregations.per_message.ledger import Entry, Waiting
+from aggregations.per_message.passing import Kept, keeping, passed_again
 from aggregations.per_message.times import latest
 from envelope import Decision, Histories, Node, Position, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.eviction import GrowthFullError
@@ -41,6 +39,8 @@ class KeyState:
         version: Version that was loaded; 0 when the store had none.
         time_us: Latest event time that was folded, in microseconds since 1970, in a stage whose states expire.
         hole_us: Latest event time of a hole in such a stage, or in one with sessions.
+        kept: States of the fold from before records that later stages have rejected; see
+            `aggregations.per_message.passing`.
     """
 
     fold: Any = None
@@ -48,6 +48,7 @@ class KeyState:
     version: int = 0
     time_us: int | None = None
     hole_us: int | None = None
+    kept: Kept = field(default_factory=dict)
 
     @property
     def folded(self) -> bool:
@@ -67,6 +68,7 @@ class Decided:
         emitted: Elements that the stage passes on for it.
         raised: Exception of user code, when that is the reason; else None.
         holds: The stage leaves holes; otherwise the ledger lists its dead letters.
+        died: Another item of its record could not be folded here.
     """
 
     arrival: Arrival
@@ -76,6 +78,7 @@ class Decided:
     emitted: tuple[Element[Any], ...] = ()
     raised: Raised | None = field(default=None, compare=False)
     holds: bool = True
+    died: bool = field(default=False, compare=False)
 
     @classmethod
     def rejected(cls, arrival: Arrival, cause: Cause, *, holds: bool = True) -> "Decided":
@@ -100,11 +103,19 @@ class Decided:
         return route is Route.MISSING or (route is Route.PLAIN and not element.again)
 
     @property
-    def filled(self) -> tuple[Entry, ...]:
-        """Entries of the ledger that are no longer missing: the state holds the event, or never will."""
+    def settles(self) -> bool:
+        """Whether the state holds the event, or never will. One item does not settle a record of which another failed."""
         arrival, verdict = self.arrival, self.decision.verdict
         too_late = arrival.closed and arrival.mine and verdict is Verdict.BELOW_FLOOR
-        if arrival.transit or not (self.decision.fold or verdict in _SETTLED or too_late):
+        return not (arrival.transit or self.died) and (self.decision.fold or verdict in _SETTLED or too_late)
+
+    @property
+    def filled(self) -> tuple[Entry, ...]:
+        """Entries of the ledger that are no longer missing: the state holds the event, or never will."""
+        arrival = self.arrival
+        if arrival.transit:
+            return () if self.emitted or self.reason is not None else arrival.entries
+        if not self.settles:
             return ()
         if arrival.element.route is Route.PLAIN:
             return arrival.entries
@@ -157,6 +168,7 @@ def fold_stage(
     types: Schema = UNKNOWN,
     holes: bool = True,
     removed: int | None = None,
+    waiting: Waiting = frozenset(),
 ) -> StageOutcome:
     """Judge and fold one batch.
 
@@ -175,6 +187,7 @@ def fold_stage(
         types: See `aggregations.per_message.emitting.emitted_types`.
         holes: A failed element leaves a hole under its key. Not where the key may be another one when it is redriven.
         removed: Due time up to which states of the stage, and sessions in them, have left, in seconds since 1970.
+        waiting: What the ledger lists at later stages.
 
     Raises:
         GrowthFullError: A key has more positions than a state remembers while the topic grows.
@@ -204,7 +217,10 @@ def fold_stage(
         again = key in results
         before = loaded.get(key, KeyState())
         result = _fold_key(
-            stage, before, arrivals, rows, batch, siblings, types, removed, careful=again, evict=evict, replays=replays
+            *(stage, before, arrivals, rows, batch, siblings, types, removed, waiting),
+            careful=again,
+            evict=evict,
+            replays=replays,
         )
         results[key] = result
         for i, cause in result.failures:
@@ -250,6 +266,7 @@ def _fold_key(
     siblings: SiblingPolicy,
     types: Schema,
     removed: int | None,
+    waiting: Waiting,
     *,
     careful: bool,
     evict: bool,
@@ -266,6 +283,7 @@ def _fold_key(
         state = remaining(state, removed)
     result = _Folded()
     folded: list[Standing] = []
+    waits: list[tuple[Arrival, Any]] = []
     room, time_us = Room(before.histories), before.time_us
     order = in_order(standings)
     if stage.expiry is not None:
@@ -287,12 +305,15 @@ def _fold_key(
         kept = copied(state) if careful else None
         try:
             base = copied(stage.fold.zero()) if has_expired(stage, time_us, arrival) else state
+            if arrival.waits:
+                waits.append((arrival, copied(base)))
             state, emitted = fold_one(stage, base, arrival, types)
         except Exception as error:  # user code may raise anything
             result.failures.append((i, _cause(stage, error)))
             if not careful:
                 break
             state = kept
+            waits = [one for one in waits if one[0] is not arrival]
             continue
         if decision.verdict is Verdict.REDRIVEN:
             late = passed_on(arrival.standing.route, arrival.redriven)
@@ -311,30 +332,20 @@ def _fold_key(
             own = arrivals[rows[0]].element.own
             raise GrowthFullError(f"stage {stage.name}, {own}: {error} (--accept growth-full)") from None
         kept_us = None if stage.expiry is None else time_us
-        result.state, result.retired = KeyState(state, histories, before.version, kept_us, before.hole_us), len(retired)
+        kept_states = keeping(before.kept, waits, waiting) if waits or before.kept else {}
+        result.state = KeyState(state, histories, before.version, kept_us, before.hole_us, kept_states)
+        result.retired = len(retired)
     return result
 
 
 def _pass(stage: Aggregate, loaded: Mapping[bytes, KeyState], arrival: Arrival, types: Schema) -> Decided:
-    """Pass on a redriven record that this stage already holds.
-
-    Its state before is not known any more. An `Emit` passed it on then, so it does again, from the state as it is now.
-    """
-    element, decision = arrival.element, Decision(Verdict.REDRIVEN, fold=False)
-    if stage.emit is None:
-        return Decided(arrival, decision, emitted=(element,))
-    state = loaded.get(arrival.key, KeyState()).fold
-    state = copied(stage.zero() if state is None else state)
+    """Pass on a redriven record that this stage already holds."""
+    state = loaded.get(arrival.key, KeyState())
     try:
-        if stage.sessions is not None:
-            state = state_at(stage, state, time_of(element))
-        if isinstance(stage.emit, Emit):
-            values = [emitted_row(stage, inputs_of(arrival), state, state, types, always=True)]
-        else:
-            values = list(stage.emit(element, state))
+        emitted = passed_again(stage, state.fold, state.kept, arrival, types)
     except Exception as error:  # user code may raise anything
         return Decided.rejected(arrival, _cause(stage, error))
-    return Decided(arrival, decision, emitted=tuple(element.nth(n, value) for n, value in enumerate(values)))
+    return Decided(arrival, Decision(Verdict.REDRIVEN, fold=False), emitted=emitted)
 
 
 def _cause(stage: Aggregate, error: Exception) -> Cause:
@@ -398,7 +409,8 @@ def _outcome(
         if i in rejected:
             decided.append(Decided.rejected(arrival, rejected[i], holds=holes))
             continue
-        decision = decisions[i]
-        reason, detail = reason_of(stage, decision.verdict, failed=arrival.element.own in failed)
-        decided.append(Decided(arrival, decision, reason, detail, results[arrival.key].emitted.get(i, ())))
+        decision, died = decisions[i], arrival.element.own in failed
+        reason, detail = reason_of(stage, decision.verdict, failed=died)
+        emitted = results[arrival.key].emitted.get(i, ())
+        decided.append(Decided(arrival, decision, reason, detail, emitted, died=died))
     return StageOutcome(states, decided, sum(result.retired for result in results.values()), failed.keys())

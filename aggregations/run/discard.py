@@ -9,7 +9,7 @@ from aggregations.definition.element import Element, Record
 from aggregations.definition.flow import END_OF_FLOW, Flow, Stage
 from aggregations.definition.lookups import Row
 from aggregations.per_message.arrivals import Arrival, standing_of
-from aggregations.per_message.ledger import Changes, Entry, outputs_before
+from aggregations.per_message.ledger import Changes, Entry, hole_at, outputs_before
 from aggregations.per_message.lookups import current_rows
 from aggregations.per_message.loop import MessageLoop
 from aggregations.per_message.stage import Decided, KeyState, fold_stage
@@ -154,7 +154,7 @@ class _Filling:
         self.strike(own, listed)
         self.published(one._replace(stage=outputs_before(one.stage)) for one in listed)
 
-    def rejected(self, stage: str, rejection: RejectedElement) -> None:
+    def rejected(self, stage: str, rejection: RejectedElement, *, fixed: int = 0) -> None:
         """Remove the ledger entries of a rejected element under the stage of its dead letter."""
         element = rejection.element
         self.errors[element.own] = EnvelopeError(rejection.reason, rejection.detail)
@@ -178,7 +178,7 @@ class _Filling:
     def decided(self, stage: str, decided: Iterable[Decided]) -> None:
         """Nothing is folded."""
 
-    def turned_away(self, stage: str, rejection: RejectedElement) -> None:
+    def turned_away(self, stage: str, rejection: RejectedElement, *, fixed: int = 0) -> None:
         """Nothing is judged by a filter."""
 
     def published(self, filled: Iterable[Entry]) -> None:
@@ -204,6 +204,7 @@ class _Filling:
                 continue
             self._met.add(own)
             self.strike(own, arrival.entries)
+            self.published(run.ledger.entries(hole_at(stage.name), standing, arrival.redriven, arrival.element.indices))
             state, count = changed.get(key) or loaded.get(key), self.counts[own]
             if state is None:
                 continue

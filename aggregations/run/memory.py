@@ -265,7 +265,13 @@ class MemoryRunner:
                 {TopicPartition(*place): MAX_OFFSET for place in {(topic, partition) for topic, partition, _ in found}}
             )
         collector = DeadLetterCollector(
-            run.ledger, flow.stage_names[0], flow.siblings, self.topic_ids, flow.followed, flow.publishing
+            run.ledger,
+            flow.stage_names[0],
+            flow.siblings,
+            self.topic_ids,
+            flow.followed,
+            flow.publishing,
+            flow.lists_holes,
         )
         batch = _Batch(found, Report(), collector)
         loop = MessageLoop(

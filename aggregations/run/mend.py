@@ -144,7 +144,8 @@ def _mend(
     if stage.aggregate.sessions is not None:
         fold = None if fold is None else remaining(fold, gone)
         old = replace(old, fold=None if old.fold is None else remaining(old.fold, gone))
-    state = KeyState(fold, histories, old.version, new.time_us, latest(old.hole_us, new.hole_us))
+    kept = new.kept or old.kept
+    state = KeyState(fold, histories, old.version, new.time_us, latest(old.hole_us, new.hole_us), kept)
     if not differs and old.folded == state.folded and _held(old.histories) == _held(histories):
         return None
     if live is None:

@@ -59,13 +59,13 @@ def _state_of(stored: Stored, ref: StageRef, key: bytes, stage: Stage, earlier: 
                 "continue with --accept definition"
             )
         state = continued(stage, state, ref, key)
-    return KeyState(state, record.histories, stored.version, record.time_us, record.hole_us)
+    return KeyState(state, record.histories, stored.version, record.time_us, record.hole_us, record.kept)
 
 
 def state_of(stored: Stored, ref: StageRef, key: bytes) -> KeyState:
     """Read one stored state unchanged, of any definition."""
     record = decode_record(stored.value, ref, key)
-    return KeyState(record.state, record.histories, stored.version, record.time_us, record.hole_us)
+    return KeyState(record.state, record.histories, stored.version, record.time_us, record.hole_us, record.kept)
 
 
 def save_states(run: Run, stage: Stage, states: Mapping[bytes, KeyState]) -> None:
@@ -93,7 +93,9 @@ def writes_of(
         Write(
             key,
             state.version,
-            encode_record(StateRecord(definition, state.fold, state.histories, state.time_us, state.hole_us)),
+            encode_record(
+                StateRecord(definition, state.fold, state.histories, state.time_us, state.hole_us, state.kept)
+            ),
             _noted_due(state, renewed),
         )
         for key, state in states.items()

@@ -101,6 +101,15 @@ class Ruling:
 ACCEPTED = Ruling(Verdict.ACCEPTED, forward=True)
 DUPLICATE = Ruling(Verdict.DUPLICATE, forward=False)
 UNIDENTIFIED = Ruling(Verdict.UNIDENTIFIED, forward=True)
+REDRIVEN = Ruling(Verdict.REDRIVEN, forward=True)
+UNPROVEN = Ruling(
+    Verdict.REJECTED,
+    forward=False,
+    reason=Reason.UNPROVEN,
+    detail="the filter no longer knows whether another record with its identity was passed on",
+)
+# What a filter of the user says about a record that it cannot tell from a copy because it comes late.
+_UNCERTAIN: Final = frozenset({Verdict.BELOW_FLOOR, Verdict.BEYOND_HORIZON})
 
 
 class Filter(Protocol[S]):
@@ -188,6 +197,37 @@ def extracted(extractor: Extractor, arrival: Any, what: str) -> Any:
         raise EnvelopeError(
             Reason.TRANSFORM_FAILED, f"the extractor of the {what} raised {type(error).__name__}"
         ) from error
+
+
+def judge_late(rule: Filter[S], state: S, arrival: Any, *, asserted: bool = False) -> tuple[Ruling, S]:
+    """Decide about a record that was missing at its place, as a dead letter, and comes back.
+
+    It is judged as if it were at its place, by what the filter still knows of it. It was not passed on, but another record
+    with its identity may have been. If the filter cannot tell, it rejects the record as `unproven`. A filter of the user
+    does not say what it knows: what it calls `below_floor` or `beyond_horizon` is passed on.
+
+    Args:
+        rule: The filter.
+        state: Its state, by value.
+        arrival: The record.
+        asserted: The operator asserts that no record with its identity was passed on.
+    """
+    own = getattr(rule, "judge_late", None)
+    ruling, state = (rule.judge if own is None else own)(state, arrival)
+    uncertain = ruling.reason is Reason.UNPROVEN and asserted if own else ruling.verdict in _UNCERTAIN
+    return (REDRIVEN if uncertain else ruling), state
+
+
+def tracking(rule: Filter[S], state: S, *, on: bool) -> S:
+    """The state of a filter that notes from now on what it skips, because records are missing, or no longer."""
+    track = getattr(rule, "track", None)
+    return state if track is None else track(state, on=on)
+
+
+def resting(rule: Filter[S], state: S) -> S:
+    """The state of a filter without the note that nothing was skipped: where it is told again when records are missing."""
+    rest = getattr(rule, "rest", None)
+    return state if rest is None else rest(state)
 
 
 def rejected(error: EnvelopeError) -> Ruling:

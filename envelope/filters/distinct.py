@@ -10,6 +10,7 @@ from envelope.errors import EnvelopeError
 from envelope.filters.arrival import (
     DUPLICATE,
     UNIDENTIFIED,
+    UNPROVEN,
     Extractor,
     Ruling,
     Scope,
@@ -145,6 +146,11 @@ class DistinctTumbling:
         state.opened.add((arrival.key, window.start_ms), window.end_ms)
         return _first(before, time, window), state
 
+    def judge_late(self, state: TumblingState, arrival: Any) -> tuple[Ruling, TumblingState]:
+        """Decide about a record that was missing; see `envelope.filters.arrival.judge_late`."""
+        ruling, state = self.judge(state, arrival)
+        return (UNPROVEN if ruling is _EXPIRED else ruling), state
+
     def window(self, arrival: Any) -> Windowed | None:
         """The window of a record; None without a key.
 
@@ -267,6 +273,11 @@ class DistinctSession:
             return _EXPIRED, state
         state.sessions.open(arrival.key, time)
         return _first(before, time, Windowed(arrival.key, time, time)), state
+
+    def judge_late(self, state: SessionState, arrival: Any) -> tuple[Ruling, SessionState]:
+        """Decide about a record that was missing; see `envelope.filters.arrival.judge_late`."""
+        ruling, state = self.judge(state, arrival)
+        return (UNPROVEN if ruling is _EXPIRED else ruling), state
 
     def window(self, arrival: Any) -> Windowed | None:
         """The session that a record begins if the filter passes it on; None without a key.

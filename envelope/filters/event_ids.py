@@ -17,6 +17,7 @@ from envelope.filters.arrival import (
     DUPLICATE,
     MILLISECOND,
     UNIDENTIFIED,
+    UNPROVEN,
     Extractor,
     Ruling,
     Scope,
@@ -120,18 +121,41 @@ class EventIdFilter:
         except EnvelopeError as error:
             return rejected(error), state
         before = state.stream_time_ms
-        state.stream_time_ms = now = time if before is None else max(before, time)
+        state.stream_time_ms = time if before is None else max(before, time)
         if identity is None:
             return UNIDENTIFIED, state
         if state.ids.get(identity) is not None:
             return DUPLICATE, state
         if state.floor_ms is not None and time <= state.floor_ms:
             return BEYOND[self.beyond], state
-        state.ids.add(identity, time)
-        forgotten = state.ids.purge(now - self.horizon // MILLISECOND, self.limit)
+        self._remember(state, identity, time)
+        return (ACCEPTED if before is None or time >= before else _LATE), state
+
+    def judge_late(self, state: EventIdState, arrival: Any) -> tuple[Ruling, EventIdState]:
+        """Decide about a record that was missing; see `envelope.filters.arrival.judge_late`.
+
+        If it is passed on, its id is remembered as that of a record of now: another dead letter may have it.
+        """
+        try:
+            time = time_of(self.time, arrival)
+            identity = self.identity(arrival)
+        except EnvelopeError as error:
+            return rejected(error), state
+        if identity is None or state.ids.get(identity) is not None:
+            return self.judge(state, arrival)
+        before, floor_ms = state.stream_time_ms, state.floor_ms
+        state.stream_time_ms = now = time if before is None else max(before, time)
+        if self.beyond is not Beyond.FORWARD and floor_ms is not None and time <= floor_ms:
+            return UNPROVEN, state
+        self._remember(state, identity, now)
+        return _LATE, state
+
+    def _remember(self, state: EventIdState, identity: Id, time_ms: int) -> None:
+        state.ids.add(identity, time_ms)
+        assert state.stream_time_ms is not None
+        forgotten = state.ids.purge(state.stream_time_ms - self.horizon // MILLISECOND, self.limit)
         if forgotten is not None:
             state.floor_ms = forgotten  # above the floor before, as every remembered id
-        return (ACCEPTED if before is None or time >= before else _LATE), state
 
     def identity(self, arrival: Any) -> Id | None:
         """The id; None for a record without one.

@@ -14,6 +14,7 @@ from envelope.filters.arrival import (
     ACCEPTED,
     DUPLICATE,
     UNIDENTIFIED,
+    UNPROVEN,
     Extractor,
     Ruling,
     extracted,
@@ -106,6 +107,11 @@ class IntervalFilter:
             return _BEYOND, state
         state.passed.add(identity, time, *place)
         return (ACCEPTED if before is None or time >= before else _LATE), state
+
+    def judge_late(self, state: IntervalState, arrival: Any) -> tuple[Ruling, IntervalState]:
+        """Decide about a record that was missing; see `envelope.filters.arrival.judge_late`."""
+        ruling, state = self.judge(state, arrival)
+        return (UNPROVEN if ruling is _BEYOND else ruling), state
 
     def dump(self, state: IntervalState) -> Any:
         return {"stream_time_ms": state.stream_time_ms, "passed": state.passed.dump()}

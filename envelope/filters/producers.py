@@ -22,6 +22,7 @@ from envelope.filters.arrival import (
     INT64,
     MILLISECOND,
     UNIDENTIFIED,
+    UNPROVEN,
     Extractor,
     Ruling,
     extracted,
@@ -31,6 +32,7 @@ from envelope.filters.arrival import (
     time_of,
 )
 from envelope.filters.index import identity_of
+from envelope.filters.skipped import Skipped
 from envelope.message import Envelope
 
 PRODUCERS: Final = 10_000
@@ -96,6 +98,7 @@ class Producer:
         seen_ms: Stream time of its last message.
         missing: Ranges of numbers that have not arrived, ascending, ends included.
         held: Messages that are held back: first number, last number, offset, ascending.
+        skipped: Numbers that were skipped since records are missing; None if none are.
     """
 
     highest: int
@@ -104,6 +107,7 @@ class Producer:
     seen_ms: int = 0
     missing: list[tuple[int, int]] = field(default_factory=list)
     held: list[tuple[int, int, int]] = field(default_factory=list)
+    skipped: Skipped | None = None
 
 
 @dataclass(slots=True)
@@ -113,10 +117,12 @@ class ProducerState:
     Attributes:
         stream_time_ms: Highest time seen; None before the first record.
         producers: The producers by name, the one that sent nothing for the longest time first.
+        tracks: Records are missing, and what is skipped is noted.
     """
 
     stream_time_ms: int | None
     producers: OrderedDict[str, Producer]
+    tracks: bool = False
 
     def last_sequence_id(self, producer: str) -> int | None:
         """Highest sequence number of a producer; None for an unknown one."""
@@ -209,21 +215,55 @@ class ProducerFilter:
         state.stream_time_ms = now
         released = [offset for name in forgotten for _, _, offset in state.producers.pop(name).held]
         if stamp is not None and known is None:
-            state.producers[stamp.producer] = Producer(stamp.end, stamp.sequence, stamp.epoch, now)
+            skipped = Skipped().before(stamp.sequence, None) if state.tracks else None
+            state.producers[stamp.producer] = Producer(stamp.end, stamp.sequence, stamp.epoch, now, skipped=skipped)
         elif stamp is not None and known is not None and ruling is not _FENCED:
             known.epoch, known.seen_ms = stamp.epoch, now
             state.producers.move_to_end(stamp.producer)
         return _also(ruling, released), state
 
+    def judge_late(self, state: ProducerState, arrival: Any) -> tuple[Ruling, ProducerState]:
+        """Decide about a message that was missing; see `envelope.filters.arrival.judge_late`."""
+        try:
+            stamp = checked(extracted(self.stamp, arrival, "stamp"))
+        except EnvelopeError as error:
+            return rejected(error), state
+        known = None if stamp is None else state.producers.get(stamp.producer)
+        if stamp is None or known is None or stamp.end > known.highest:
+            return self.judge(state, arrival)
+        if known.skipped is None:
+            ruling = _within(known, stamp.sequence, stamp.end)
+            return (UNPROVEN if ruling is _BELOW else ruling), state
+        ruling, known.skipped = known.skipped.judge(stamp.sequence, stamp.end)
+        if ruling.forward:
+            _within(known, stamp.sequence, stamp.end)
+        return ruling, state
+
+    def track(self, state: ProducerState, *, on: bool) -> ProducerState:
+        """Note what is skipped from now on, or no longer; see `envelope.filters.arrival.tracking`."""
+        if state.tracks is not on or not on:
+            state.tracks = on
+            for known in state.producers.values():
+                known.skipped = (known.skipped or Skipped(tuple(known.missing))) if on else None
+        return state
+
+    def rest(self, state: ProducerState) -> ProducerState:
+        """See `envelope.filters.arrival.resting`."""
+        state.tracks = False
+        for known in state.producers.values():
+            known.skipped = None if known.skipped == Skipped(tuple(known.missing)) else known.skipped
+        return state
+
     def dump(self, state: ProducerState) -> Any:
         return {
             "stream_time_ms": state.stream_time_ms,
             "producers": {name: _dumped(known) for name, known in state.producers.items()},
+            **({"tracks": True} if state.tracks else {}),
         }
 
     def load(self, value: Any) -> ProducerState:
         producers = OrderedDict((name, _loaded(one)) for name, one in value["producers"].items())
-        return ProducerState(value["stream_time_ms"], producers)
+        return ProducerState(value["stream_time_ms"], producers, value.get("tracks", False))
 
     def held(self, state: ProducerState) -> set[int]:
         """Offsets of the messages that are held back: they are read again after a restart."""
@@ -245,7 +285,10 @@ class ProducerFilter:
         """The ruling for a message of a known producer. If it is rejected, the producer stays as it was."""
         first, end = stamp.sequence, stamp.end
         if end <= known.highest:
-            return _within(known, first, end)
+            ruling = _within(known, first, end)
+            if ruling.forward and known.skipped is not None:
+                known.skipped = known.skipped.judge(first, end)[1]
+            return ruling
         if first <= known.highest:
             return _refused(f"numbers {first} to {end} of a producer overlap what was passed on, up to {known.highest}")
         for held_first, held_end, held_offset in known.held:
@@ -258,6 +301,7 @@ class ProducerFilter:
         if not stamp.contiguous:
             ready = tuple(held_offset for _, _, held_offset in known.held)
             highest = max(end, known.held[-1][1]) if known.held else end
+            _note(known, first)
             known.highest, known.exact_from, known.missing, known.held = highest, highest if ready else first, [], []
             return _also(ACCEPTED, ready)
         if first == known.highest + 1:
@@ -326,8 +370,15 @@ def _within(known: Producer, first: int, end: int) -> Ruling:
 def _skip(known: Producer, first: int, end: int) -> None:
     """Pass on numbers although some before them are missing."""
     known.missing.append((known.highest + 1, first - 1))
+    _note(known, first)
     known.highest = end
     _trim(known)
+
+
+def _note(known: Producer, first: int) -> None:
+    """Note the numbers that are skipped before a message, if records are missing."""
+    if known.skipped is not None:
+        known.skipped = known.skipped.before(first, known.highest)
 
 
 def _trim(known: Producer) -> None:
@@ -371,10 +422,15 @@ def _dumped(known: Producer) -> dict[str, Any]:
         value["missing"] = [list(one) for one in known.missing]
     if known.held:
         value["held"] = [list(one) for one in known.held]
+    if known.skipped is not None:
+        value["skipped"] = known.skipped.dump()
     return value
 
 
 def _loaded(value: Any) -> Producer:
     missing = [(low, high) for low, high in value.get("missing", ())]
     held = [(first, end, offset) for first, end, offset in value.get("held", ())]
-    return Producer(value["highest"], value["exact_from"], value.get("epoch", 0), value["seen_ms"], missing, held)
+    skipped = Skipped.load(value.get("skipped"))
+    return Producer(
+        value["highest"], value["exact_from"], value.get("epoch", 0), value["seen_ms"], missing, held, skipped
+    )

@@ -4,7 +4,7 @@ The algorithm is the one by which TCP drops repeated segments. It needs one numb
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from envelope.filters.arrival import (
     DUPLICATE,
     INT64,
     UNIDENTIFIED,
+    UNPROVEN,
     Extractor,
     Ruling,
     Scope,
@@ -22,6 +23,7 @@ from envelope.filters.arrival import (
     rejected,
     scope_of,
 )
+from envelope.filters.skipped import Skipped
 
 KEYED: Final = 8
 """Records in a row whose key contains their own sequence number, after which the filter warns."""
@@ -56,10 +58,12 @@ class LastSeen:
     Attributes:
         seen: Highest sequence number seen; None before the first.
         keyed: Records in a row whose key contained their own sequence number, up to `KEYED`.
+        skipped: Numbers that it has skipped since records are missing; None if none are.
     """
 
     seen: int | None = None
     keyed: int = 0
+    skipped: Skipped | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +101,47 @@ class SequenceFilter:
             return (UNIDENTIFIED if self.unusable is Unusable.FORWARD else rejected(error)), state
         if state.seen is None or number > state.seen:
             keyed = keyed_after(state.keyed, arrival.key, number)
+            skipped = None if state.skipped is None else state.skipped.before(number, state.seen)
+            after = LastSeen(number, keyed, skipped)
             if keyed == KEYED > state.keyed:
-                return Ruling(Verdict.ACCEPTED, forward=True, warning=keyed_warning(self.name)), LastSeen(number, keyed)
-            return ACCEPTED, LastSeen(number, keyed)
+                return Ruling(Verdict.ACCEPTED, forward=True, warning=keyed_warning(self.name)), after
+            return ACCEPTED, after
         if number == state.seen:
             return DUPLICATE, state
         if self.decreasing is Decreasing.REJECT:
             return decreased(number, state.seen), state
         return _BELOW, state
 
+    def judge_late(self, state: LastSeen, arrival: Any) -> tuple[Ruling, LastSeen]:
+        """Decide about a record that was missing; see `envelope.filters.arrival.judge_late`."""
+        try:
+            number = sequence_number(extracted(self.sequence, arrival, "sequence number"))
+        except EnvelopeError:
+            return self.judge(state, arrival)
+        if state.seen is None or number > state.seen:
+            return self.judge(state, arrival)
+        if state.skipped is None:
+            return (DUPLICATE if number == state.seen else UNPROVEN), state
+        ruling, skipped = state.skipped.judge(number, number)
+        return ruling, replace(state, skipped=skipped)
+
+    def track(self, state: LastSeen, *, on: bool) -> LastSeen:
+        """Note what is skipped from now on, or no longer; see `envelope.filters.arrival.tracking`."""
+        if on is (state.skipped is not None):
+            return state
+        return replace(state, skipped=Skipped() if on else None)
+
+    def rest(self, state: LastSeen) -> LastSeen:
+        """See `envelope.filters.arrival.resting`."""
+        return replace(state, skipped=None) if state.skipped == Skipped() else state
+
     def dump(self, state: LastSeen) -> Any:
-        return {"seen": state.seen, "keyed": state.keyed} if state.keyed else {"seen": state.seen}
+        keyed = {"keyed": state.keyed} if state.keyed else {}
+        skipped = {} if state.skipped is None else {"skipped": state.skipped.dump()}
+        return {"seen": state.seen, **keyed, **skipped}
 
     def load(self, value: Any) -> LastSeen:
-        return LastSeen(value["seen"], value.get("keyed", 0))
+        return LastSeen(value["seen"], value.get("keyed", 0), Skipped.load(value.get("skipped")))
 
 
 def decreased(number: int, seen: int) -> Ruling:

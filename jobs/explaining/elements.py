@@ -128,7 +128,7 @@ class Elements:
             self.standing = standing_of(element, lineage, self._flow.siblings)
         self._reject(self._flow.stage_names[0], error.reason, error.detail)
 
-    def rejected(self, stage: str, rejection: RejectedElement) -> None:
+    def rejected(self, stage: str, rejection: RejectedElement, *, fixed: int = 0) -> None:
         """An element that a step rejects, or that the flow diverts."""
         self._reject(stage, rejection.reason, rejection.detail, rejection.element.indices)
 
@@ -139,7 +139,7 @@ class Elements:
             why += "; the dead-letter topic does not have it: retention deleted it, or a swap dropped it"
         self._rows.append(AtStage(stage, Outcome.DEAD_LETTER, why, indices=indices, reason=reason))
 
-    def turned_away(self, stage: str, rejection: RejectedElement) -> None:
+    def turned_away(self, stage: str, rejection: RejectedElement, *, fixed: int = 0) -> None:
         """An element that a filter rejects."""
         self.rejected(stage, rejection)
 

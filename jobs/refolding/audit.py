@@ -10,7 +10,7 @@ from aggregations.definition.flow import Flow
 from aggregations.engine.archived import topics_with_archive
 from aggregations.engine.options import RunOptions
 from aggregations.errors import RunRefusedError
-from aggregations.per_message.ledger import outputs_before
+from aggregations.per_message.ledger import hole_at, outputs_before
 from aggregations.run.begin import look
 from aggregations.run.border import check_border, check_unchanged, removed_by_stage
 from aggregations.run.live import live_generation
@@ -222,6 +222,7 @@ def _copied(run: Run, stages: Sequence[str], directory: Path, progress: Told) ->
 def _listed(manifest: Manifest | None) -> int:
     """Number of dead letters in the ledger, without those whose outputs before a stage are missing as well."""
     found = manifest or Manifest(0, 0)
-    places = [stage for stage in found.dead if stage not in map(outputs_before, found.definitions)]
+    beside = {name(stage) for stage in found.definitions for name in (outputs_before, hole_at)}
+    places = [stage for stage in found.dead if stage not in beside]
     entries = (len(at) for stage in places for at in found.dead[stage].values())
     return sum(entries) + sum(found.forgotten.values())

@@ -19,7 +19,17 @@ from google.protobuf.message import Message
 
 from envelope import EnvelopeError, Reason, Verdict
 from envelope.codec import redriven_payload
-from envelope.filters.arrival import UNIDENTIFIED, Filter, Ruling, Scope, place_of, rejected
+from envelope.filters.arrival import (
+    REDRIVEN,
+    UNIDENTIFIED,
+    Filter,
+    Ruling,
+    Scope,
+    judge_late,
+    place_of,
+    rejected,
+    tracking,
+)
 from envelope.filters.producers import Gaps, ProducerFilter, Stamp
 from envelope.filters.sequence_maps import EVERYWHERE, DedupPolicy
 from envelope.redrive import Redrive, read_via
@@ -40,8 +50,8 @@ OWNER: Final = "republisher."
 """Begins the name under which a store keeps the states of a consumer group's filter."""
 
 _COVERED: Final = Ruling(Verdict.DUPLICATE, forward=False)
-_REDRIVEN: Final = Ruling(Verdict.REDRIVEN, forward=True)
-_UNCERTAIN: Final = frozenset({Verdict.BELOW_FLOOR, Verdict.BEYOND_HORIZON})
+_OUT_OF_PLACE: Final = frozenset({None, Reason.OUT_OF_SEQUENCE, Reason.UNPROVEN})
+"""Why a filter does not pass on a record that it passed on at its place."""
 _METHODS: Final = ("scope", "zero", "judge", "dump", "load")
 
 
@@ -243,18 +253,24 @@ class RecordFilter:
         if one.kept.covers(record.topic, record.partition, record.offset):
             return _COVERED
         back = _redrive_of(record)
-        ruling = self._ruled(one, Subject(record, _time_of(record, back)))
+        ruling = self._ruled(one, Subject(record, _time_of(record, back)), back)
         one.kept.advance(record.topic, record.partition, record.offset)
         one.changed = True
+        if ruling.reason is not None:
+            one.state = tracking(self._rule, one.state, on=True)
         if ruling.warning:
             _LOG.warning("%s:%d: %s", record.topic, record.partition, ruling.warning)
-        return ruling if back is None else self._of_redriven(ruling, back)
+        # Unless the filter had rejected it, the filter had passed it on: it is missing.
+        passed = back is not None and back.stage != self.name and not ruling.forward
+        return REDRIVEN if passed and ruling.reason in _OUT_OF_PLACE else ruling
 
-    def stage_of(self, record: InputRecord) -> str:
-        """The stage in the dead letter of a record that the filter has not passed on: redriven, the filter judges it.
+    def miss(self, record: InputRecord) -> str:
+        """Note that a record is missing which the filter has not passed on: redriven, the filter judges it.
 
-        The dead letter of a redriven record has the stage of the one before: the filter may have passed it on then.
+        Returns the stage in its dead letter. The dead letter of a redriven record has the stage of the one before: the filter may have passed it on then.
         """
+        if (one := self._judging.get((record.topic, record.partition))) is not None:
+            one.state, one.changed = tracking(self._rule, one.state, on=True), True
         unread = None if record.wrapped is not None else redriven_payload(record.value)
         back = read_via(unread.chain[-1].via) if unread is not None else _redrive_of(record)
         return self.name if back is None else back.stage
@@ -314,7 +330,7 @@ class RecordFilter:
         place = place_of(part)
         return (f"{self._cluster}/{place}" if self._cluster else place).encode()
 
-    def _ruled(self, one: _Judging, subject: Subject) -> Ruling:
+    def _ruled(self, one: _Judging, subject: Subject, back: Redrive | None) -> Ruling:
         try:
             scope = self._rule.scope(subject)
             if scope is None:
@@ -324,20 +340,13 @@ class RecordFilter:
                     f"filter {self._rule.name!r} has a scope other than TOPIC:PARTITION, and a republisher keeps a state for "
                     "each partition: use a flow with deduplicate() and publish()"
                 )
-            ruling, one.state = self._rule.judge(one.state, subject)
+            if back is not None and back.stage == self.name:
+                ruling, one.state = judge_late(self._rule, one.state, subject, asserted=back.asserted)
+            else:
+                ruling, one.state = self._rule.judge(one.state, subject)
         except EnvelopeError as error:
             return rejected(error)
         return ruling
-
-    def _of_redriven(self, ruling: Ruling, back: Redrive) -> Ruling:
-        """The ruling on a redriven record. Unless the filter had rejected it, the filter had passed it on: it is missing."""
-        if ruling.forward:
-            return ruling
-        if back.stage == self._rule.name:
-            missing = ruling.verdict in _UNCERTAIN
-        else:
-            missing = ruling.reason in (None, Reason.OUT_OF_SEQUENCE)
-        return _REDRIVEN if missing else ruling
 
 
 def _redrive_of(record: InputRecord) -> Redrive | None:

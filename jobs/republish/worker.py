@@ -271,7 +271,7 @@ class Worker:
             error.reason,
             topic_id=record.topic_id,
             lineage=_lineage(record),
-            stage="" if judged or self._filter is None else self._filter.stage_of(record),
+            stage="" if judged or self._filter is None else self._filter.miss(record),
             attempt=attempt,
             application=self._name,
             form=self._processor.form(record.topic),

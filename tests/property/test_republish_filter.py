@@ -239,6 +239,28 @@ def test_a_record_that_never_reached_the_filter_is_judged_when_it_is_redriven() 
     assert passed_on(cluster) == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("unread", [{4, 12}, {4}, {12}, {7, 15}, {0, 8}], ids=str)
+@pytest.mark.parametrize("name", ["sequence", "producer"])
+def test_of_two_records_with_one_number_one_is_passed_on_whichever_could_not_be_read(
+    name: str, unread: set[int]
+) -> None:
+    """A producer sends 1 to 8, fails, and sends them again; the republisher is started again in between."""
+
+    def record(place: int, *, readable: bool) -> bytes:
+        value = json.dumps({"n": place % 8 + 1, "id": f"e{place % 8}", "t": 1, "fails": False}).encode()
+        return value if readable else value[:-1]
+
+    sent = [record(place, readable=place not in unread) for place in range(16)]
+    cluster, store = values(*sent), fresh_store()
+    with simulated_clients():
+        for _ in range(4):
+            live(cluster, FILTERS[name], store, 5)
+        for letter in list(cluster.topics["dead"].records()):
+            redrive(cluster, letter, lambda key, value: (value or b"") + b"}")
+            live(cluster, FILTERS[name], store, 5)
+    assert passed_on(cluster) == [f"e{n}" for n in range(8)]
+
+
 def test_a_record_that_the_filter_passed_on_is_not_dropped_however_often_it_is_redriven() -> None:
     cluster, rule, store = values(event("a", fails=True), event("b")), FILTERS["event id"], fresh_store()
     mends: list[Mend | None] = [None, lambda key, value: b'{"id": "a"', lambda key, value: event("a")]
