@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import polars as pl
@@ -25,14 +26,14 @@ from aggregations.report import DeadLetter
 from aggregations.run.memory import MemoryRunner
 from envelope import Envelope, Hop, decode, encode
 from envelope.deadletter import DeadLetterHeaders, Form
-from envelope.filters import ProducerFilter, SequenceFilter, from_value
+from envelope.filters import EventIdFilter, ProducerFilter, Scope, SequenceFilter, from_value
 from envelope.filters.arrival import REDRIVEN, judge_late
 from jobs.dead_letters.redrive import Mend, redriven
 from tests.simulation.patch import Patch, patched
 from tests.support.both import TOPIC_ID, Both
 from tests.support.pure import fresh_store
 
-EVENTS = Topic("t", Json({"k": str, "m": str, "fails": str, "at": int}), envelope=False, time="at")
+EVENTS = Topic("t", Json({"k": str, "m": str, "fails": str, "at": int}), time="at")
 TABLE = Topic("tab", Json({"c": str}), envelope=False)
 ORDERS = Topic("orders", Json({"n": int, "cents": int}), envelope=False)
 BROKEN = {"on": False}
@@ -117,17 +118,28 @@ def flows(draw: st.DrawFn) -> Flow[Any]:
 
 @st.composite
 def batches(draw: st.DrawFn) -> list[list[Record]]:
+    """Events, some of which a republisher sends again."""
     events = st.tuples(st.sampled_from("AB"), st.integers(1000, 1030), st.sampled_from(PLACES))
-    found, offset = [], 0
+    found, sent = list[list[Record]](), list[tuple[str, int, str]]()
+    offset = 0
     for size in draw(st.lists(st.integers(1, 4), min_size=1, max_size=5)):
-        found.append([event(offset + n, *draw(events)) for n in range(size)])
-        offset += size
+        batch = []
+        for _ in range(size):
+            root = draw(st.integers(0, 4 * len(sent)), label="root")
+            if root >= len(sent):
+                root = len(sent)
+                sent.append(draw(events))
+            batch.append(event(offset, root, *sent[root]))
+            offset += 1
+        found.append(batch)
     return found
 
 
-def event(offset: int, key: str, seconds: int, fails: str) -> Record:
-    value = {"k": key, "m": "x", "fails": fails, "at": seconds * 1000}
-    return Record("t", 0, offset, b"k", json.dumps(value).encode(), seconds * 1000, topic_id=TOPIC_ID)
+def event(offset: int, root: int, key: str, seconds: int, fails: str) -> Record:
+    payload = json.dumps({"k": key, "m": "x", "fails": fails, "at": seconds * 1000}).encode()
+    hop = Hop("raw", 0, root, via="rep", index=0, topic_id="R1")
+    value = encode(Envelope(payload, chain=(hop,), key=b"k"))
+    return Record("t", 0, offset, b"k", value, seconds * 1000, topic_id=TOPIC_ID)
 
 
 def back(flow: Flow[Any], dead: DeadLetter, offset: int, mend: Mend | None = None, *, asserted: bool = False) -> Record:
@@ -185,6 +197,8 @@ def check_flow(flow: Flow[Any], found: list[list[Record]], data: st.DataObject) 
 
 FILTERS: dict[str, Any] = {
     "sequence": SequenceFilter(from_value("n")),
+    "sequence by key": SequenceFilter(from_value("n"), scope_by=Scope.KEY),
+    "ids": EventIdFilter(from_value("n"), timedelta(days=1)),
     "producer": ProducerFilter(),
 }
 
@@ -212,7 +226,7 @@ def check_numbers(rule: str, steps: Sequence[int], first: int, again: int, size:
     sent = [*numbers[:first], *numbers[min(again, first) :]]
     readable = [data.draw(st.sampled_from([True, True, False])) for _ in sent]
     contiguous = set(steps) == {1} and data.draw(st.booleans(), label="contiguous")
-    topic = ORDERS if rule == "sequence" else Topic("orders", Json({"n": int, "cents": int}))
+    topic = ORDERS if rule != "producer" else Topic("orders", Json({"n": int, "cents": int}))
     flow = Flow("f").source(topic).deduplicate(FILTERS[rule])
     flow = flow.aggregate("all", "_key", Fields(n=count(), sum=total("n"), cents=total("cents")))
     both = Both(flow)
