@@ -73,7 +73,7 @@ def encode_hop(hop: Hop, limits: Limits = DEFAULT_LIMITS) -> bytes:
         EnvelopeError: Invalid topic, coordinates or index.
     """
     check_topic(hop.topic, limits)
-    check_coordinates(hop.partition, hop.offset)
+    check_coordinates(hop.partition, hop.offset, hop.leader_epoch)
     for number in (hop.index, hop.count):
         if number is not None and not 0 <= number <= MAX_INDEX:
             raise EnvelopeError(Reason.BAD_COORDINATES, f"the fan-out index or count {number} is out of range")
@@ -340,6 +340,7 @@ def _hop(message: pb.Hop, limits: Limits) -> Hop:
     partition, offset = check_coordinates(
         message.partition if message.HasField("partition") else None,
         message.offset if message.HasField("offset") else None,
+        message.leader_epoch,
     )
     return Hop(
         topic=message.topic,

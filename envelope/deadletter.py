@@ -75,6 +75,7 @@ class DeadLetterHeaders:
         items: Its items that the flow diverted, by their index in each flat-map; empty for the record as a whole.
         form: Form of its value; None when the dead letter does not give it.
         timestamp_ms: Kafka's timestamp of the record, in milliseconds since 1970; None when unknown.
+        leader_epoch: Leader epoch of the record; None when unknown. A republisher writes it, since its hops have it.
     """
 
     topic: str
@@ -94,6 +95,7 @@ class DeadLetterHeaders:
     form: Form | None = None
     detail: str = ""
     timestamp_ms: int | None = None
+    leader_epoch: int | None = None
 
     def headers(self) -> list[tuple[str, bytes | None]]:
         """The headers that carry these facts."""
@@ -117,6 +119,7 @@ class DeadLetterHeaders:
             "generation": str(self.generation) if self.generation > 1 else "",
             "time": "" if self.time_ms is None else _time_text(self.time_ms),
             "timestamp": "" if self.timestamp_ms is None or self.timestamp_ms < 0 else str(self.timestamp_ms),
+            "leader-epoch": "" if self.leader_epoch is None else str(self.leader_epoch),
         }
         return [(PREFIX + name, text.encode()) for name, text in texts.items() if text]
 
@@ -230,6 +233,7 @@ def _ours(found: dict[str, bytes]) -> dict[str, object] | None:
         "form": Form(texts["form"]) if "form" in texts else None,
         "time_ms": _time_ms(texts["time"]) if "time" in texts else None,
         "timestamp_ms": int(texts["timestamp"]) if "timestamp" in texts else None,
+        "leader_epoch": int(texts["leader-epoch"]) if "leader-epoch" in texts else None,
     }
 
 

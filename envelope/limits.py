@@ -2,12 +2,16 @@
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from envelope.errors import EnvelopeError, Reason
 
 MAX_PARTITION = 2**31 - 1
 MAX_OFFSET = 2**63 - 1
 MAX_INDEX = 2**32 - 1
+OFFSET_BITS: Final = 45
+"""Bits of an offset beside a leader epoch: 35 trillion records of a partition, and 262,143 changes of its leader."""
+MAX_EPOCH: Final = 2 ** (63 - OFFSET_BITS) - 1
 
 # org.apache.kafka.common.internals.Topic: legal characters, at most 249 of them, neither "." nor "..".
 _TOPIC = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]+\Z")
@@ -51,8 +55,16 @@ def check_topic(topic: str, limits: Limits = DEFAULT_LIMITS) -> str:
     return topic
 
 
-def check_coordinates(partition: int | None, offset: int | None) -> tuple[int, int]:
-    """Return the pair if both are present and in Kafka's range.
+def root_number(offset: int, epoch: int | None) -> int:
+    """A root's offset with the leader epoch in which the record was written.
+
+    A log that lost its end (KIP-320) gives an offset twice, in two epochs. Within a log neither epochs nor offsets descend.
+    """
+    return offset if epoch is None or epoch <= 0 else epoch << OFFSET_BITS | offset
+
+
+def check_coordinates(partition: int | None, offset: int | None, epoch: int | None = None) -> tuple[int, int]:
+    """Return partition and offset if both are present and in Kafka's range, and there is a `root_number`.
 
     Raises:
         EnvelopeError: `MISSING_FIELD` or `BAD_COORDINATES`.
@@ -62,4 +74,6 @@ def check_coordinates(partition: int | None, offset: int | None) -> tuple[int, i
     # No record can have offset 2**63 - 1: the log end offset, one higher, would not fit into 64 bits.
     if not (0 <= partition <= MAX_PARTITION and 0 <= offset < MAX_OFFSET):
         raise EnvelopeError(Reason.BAD_COORDINATES, f"partition {partition}, offset {offset}")
+    if epoch is not None and epoch > 0 and (epoch > MAX_EPOCH or offset >> OFFSET_BITS):
+        raise EnvelopeError(Reason.BAD_COORDINATES, f"offset {offset} in leader epoch {epoch}")
     return partition, offset

@@ -13,7 +13,7 @@ from jobs.environment import NotThereError, UsageError
 from jobs.table.view import key_as_json
 from persistence.kafka import BrokerUnavailable, KafkaSettings, TopicMissing, Topics
 from persistence.kafka.errors import broker_error, passes
-from persistence.kafka.facts import TopicFacts, Watermarks
+from persistence.kafka.facts import TopicFacts, Watermarks, broker_id
 from persistence.kafka.reading import assign
 
 _SECONDS: Final = 10.0
@@ -169,7 +169,7 @@ NOT_THERE: Final[Mapping[Found, str]] = {
 
 def _of_topic(hop: Hop, found: Fetched) -> Fetched:
     """What was found, unless it is of another topic of the same name."""
-    again = hop.topic_id and found.topic_id and hop.topic_id != found.topic_id
+    again = hop.topic_id and found.topic_id and broker_id(hop.topic_id) != found.topic_id
     return Fetched(Found.GONE) if again else found
 
 

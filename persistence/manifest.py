@@ -4,7 +4,7 @@ If stages are in different stores, every store has a manifest. Manifests are wri
 so at any moment a downstream manifest is at or ahead of the manifests upstream of it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,10 +25,19 @@ class Progress(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         next_offset: The offset to read next: every record below it is folded, none at or above it.
         time_us: The latest event time of the records below it, in microseconds since 1970; None if there is none, or if
             the flow has no windows.
+        leader_epoch: Epoch of the partition's leader as of which the log is read; None if the broker gave none.
+        branches: (first offset, number), ordered: from this offset on the log was written anew, over records that were
+            lost (KIP-320). Numbers ascend with time. They are at least the leader epoch that was noticed.
     """
 
     next_offset: int
     time_us: int | None = None
+    leader_epoch: int | None = None
+    branches: tuple[tuple[int, int], ...] = ()
+
+    def branch(self, offset: int) -> int:
+        """Number of the branch of the log that an offset belongs to; 0 for the log as it was first read."""
+        return max((number for first, number in self.branches if first <= offset), default=0)
 
 
 class Growth(msgspec.Struct, frozen=True):
@@ -265,10 +274,34 @@ def ahead(upstream: Manifest | None, downstream: Manifest | None) -> list[TopicP
     return sorted(found)
 
 
+def branched(branches: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Branches of one log, without those whose records later ones replaced."""
+    kept: list[tuple[int, int]] = []
+    for first, number in sorted(set(branches), key=lambda one: one[1]):
+        kept = [*(one for one in kept if one[0] < first), (first, number)]
+    return tuple(kept)
+
+
+def reached(progress: Progress, others: Iterable[Progress]) -> int:
+    """Next offset of one store in the log as it is now, which may have lost records since: another store notes that."""
+    noted = max((number for _, number in progress.branches), default=0)
+    lost = (first for one in others for first, number in one.branches if number > noted)
+    return min((progress.next_offset, *lost))
+
+
+def progress_of(manifests: Iterable[Manifest], topic: str, partition: int, topic_id: str) -> list[Progress]:
+    """Progress of a partition in each manifest that has read this incarnation of the topic."""
+    mine = (one.positions.get(topic, {}) for one in manifests if one.topic_ids.get(topic, "") == topic_id)
+    return [found[partition] for found in mine if partition in found]
+
+
 def _place(manifest: Manifest, topic: str, partition: int, known: Sequence[Manifest]) -> tuple[int, int] | None:
     """(age of the topic's incarnation, next offset), comparable over the manifests in `known`."""
     progress = manifest.positions.get(topic, {}).get(partition)
-    return None if progress is None else (_age(manifest, topic, known), progress.next_offset)
+    if progress is None:
+        return None
+    others = progress_of(known, topic, partition, manifest.topic_ids.get(topic, ""))
+    return _age(manifest, topic, known), reached(progress, others)
 
 
 def _age(manifest: Manifest, topic: str, known: Sequence[Manifest]) -> int:

@@ -25,6 +25,7 @@ from envelope import EnvelopeError, Tombstones
 from envelope.codec import HEAD
 from envelope.dedup.lineage import NO_INDEX
 from envelope.filters.producers import Stamp
+from envelope.limits import root_number
 
 _MOST_HOPS: Final = 1024
 """Hops of a chain that compiled code reads; a longer one is read by `RecordDecoder`."""
@@ -86,6 +87,7 @@ class Decoder:
         columns: The payload columns needed; None for all.
         timed: Add the column `schema.TIME`.
         stamps: Add the column `schema.STAMP`.
+        own_id: As for `Signatures`.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Decoder:
         *,
         timed: bool = False,
         stamps: bool = False,
+        own_id: Callable[[str, int], str] = lambda _topic, _partition: "",
     ) -> None:
         self.topic = topic
         self._timed = timed
@@ -105,7 +108,7 @@ class Decoder:
         self._payload_type = np.frombuffer((payload_type.full_name if payload_type else "").encode(), np.uint8)
         self._one = RecordDecoder(topic, columns, stamps=stamps)
         self._payloads = payload_columns(topic.payload, columns)
-        self._signatures = Signatures({} if topic_ids is None else topic_ids, topic.cluster, topic.retries)
+        self._signatures = Signatures({} if topic_ids is None else topic_ids, topic.cluster, topic.retries, own_id)
 
     def decode(self, records: pa.RecordBatch | pa.Table) -> Batch:
         """Read a batch.
@@ -142,7 +145,7 @@ class Decoder:
         good = np.empty(len(inputs.value), np.bool_)
         found = np.empty((17 if self._stamps else 9, len(good)), np.int64)
         most = (limits.message_bytes, limits.payload_bytes, min(limits.hops, _MOST_HOPS), limits.topic_chars)
-        offsets, indices, kinds, nodes = read_envelopes(
+        offsets, epochs, indices, kinds, nodes = read_envelopes(
             tuple(values),
             tuple(Spans.of(inputs.key)),
             tuple(Spans.of(own.names())),
@@ -159,7 +162,7 @@ class Decoder:
         own_ms = _of(inputs.timestamp_ms, rows)
         return self._part(
             rows,
-            Hops(first, count, offsets, indices),
+            Hops(first, count, offsets, epochs, indices),
             Routes(own, nodes, kinds, values.data).way,
             route,
             Spans(values.data, *payload),
@@ -281,8 +284,8 @@ def _frame(part: _Part, inputs: Inputs, signatures: Sequence[Signature]) -> pl.D
 
 
 def _positions(hops: Hops, codes: Ints, signatures: Sequence[Signature], own_offsets: Ints) -> list[Ints]:
-    """Position components by row; a loop has only its root offset."""
-    positions = [hops.root_offsets(own_offsets)]
+    """Position components by row; a loop has only its root."""
+    positions = [hops.root_numbers(own_offsets)]
     # The last entry is for the code of a loop: -1.
     widths = np.array([*(0 if one.pass_through else one.width for one in signatures), 0])[codes]
     for component in range(1, max((signature.components for signature in signatures), default=1)):
@@ -302,7 +305,8 @@ def _positions(hops: Hops, codes: Ints, signatures: Sequence[Signature], own_off
 
 def _position(one: Decoded) -> list[int]:
     line = one.lineage.reduced()
-    position = [line.root.offset, *(NO_INDEX if edge.index is None else edge.index for edge in line.edges)]
+    root = root_number(line.root.offset, line.root.leader_epoch)
+    position = [root, *(NO_INDEX if edge.index is None else edge.index for edge in line.edges)]
     back = one.lineage.redriven
     return position if back is None else [*position, back.offset]
 

@@ -7,6 +7,7 @@ from numba import int64, types
 
 from aggregations.columns.checksum import crc32c
 from aggregations.columns.wire import LOW, is_text, little, short, skipped, span, varint, word
+from envelope.limits import MAX_EPOCH, OFFSET_BITS
 from persistence.compiled import BYTES, NUMBERS, SPANS, borrowed, compiled, helper
 
 _MAX_OFFSET: Final = 2**63 - 1
@@ -14,11 +15,13 @@ _MOST_PROBES: Final = 64
 """Places of a hash table that are tried. Names that were chosen to collide cost one record its fast path, not time."""
 _DEPTHS: Final = 8
 """Hops of a chain that are first compared with an earlier one of the same depth. Further ones share the last depth."""
+_EPOCH: Final = 8
+"""Column of a hop's leader epoch in what is known of an earlier one."""
 _SLOTS: Final = 16
 """Earlier hops of a depth, by the last byte of their partition: records of several partitions come in turn."""
 _PLACE: Final = 9
 """Columns of a kind of hop: start and length of topic, via, topic id and cluster, then partition; then flags. Behind
-those of a hop that was read are the start and the end of its offset."""
+those of a hop that was read are the start and the end of its offset, and its leader epoch."""
 REKEYED: Final = 1
 PASS_THROUGH: Final = 2
 INDEXED: Final = 4
@@ -129,12 +132,20 @@ def _node(before: int, kind: int, nodes: Any, table: Any, counts: Any) -> int:
 
 
 @helper
+def _is_offset(offset: int, epoch: int) -> bool:
+    """See `envelope.limits.check_coordinates`."""
+    if epoch == 0:
+        return 0 <= offset < _MAX_OFFSET
+    return epoch <= MAX_EPOCH and offset >> OFFSET_BITS == 0
+
+
+@helper
 def _read_hop(data: Any, at: int, end: int, hop: Any) -> tuple[bool, int, int, int]:
     """Read one hop into a row of `kinds`; whether it is valid, its offset, index and timestamp, or -1 for none."""
     for i in range(_PLACE + 1):
         hop[i] = 0
     texts = 0  # by bits: which were read. If one occurs twice, the first one would have to be text, too
-    partition, offset, index, time = int64(-1), int64(-1), int64(-1), int64(-1)
+    partition, offset, index, time, epoch = int64(-1), int64(-1), int64(-1), int64(-1), int64(0)
     while at < end:
         tag, at = short(data, at, end)
         if at < 0:
@@ -163,6 +174,8 @@ def _read_hop(data: Any, at: int, end: int, hop: Any) -> tuple[bool, int, int, i
                 offset = value
             elif number == 5:
                 index = value & LOW
+            elif number == 10:
+                epoch = max((value << 32) >> 32, 0)
             elif number == 11:
                 time = value
             elif number == 7 or number == 8 or number == 13:  # noqa: PLR1714
@@ -170,15 +183,15 @@ def _read_hop(data: Any, at: int, end: int, hop: Any) -> tuple[bool, int, int, i
                 hop[_PLACE] = (hop[_PLACE] & ~flag) | (flag if value != 0 else 0)
         else:
             return False, 0, 0, 0
-    hop[_PLACE - 1] = partition
+    hop[_PLACE - 1], hop[_PLACE + 3] = partition, epoch
     if index >= 0:
         hop[_PLACE] |= INDEXED
-    return partition >= 0 and 0 <= offset < _MAX_OFFSET, offset, index, time
+    return partition >= 0 and _is_offset(offset, epoch), offset, index, time
 
 
 @helper
 def _slot_of(data: Any, at: int, end: int, depth: int, fronts: Any, known: Any) -> Any:
-    """What is known of a hop that may be like this one: see `_offset_if_like`; then its index, kind, route, timestamp.
+    """What is known of a hop that may be like this one: see `_offset_if_like`; index, kind, route, timestamp, epoch.
 
     Args:
         data: The buffer.
@@ -201,7 +214,7 @@ def _offset_if_like(data: Any, at: int, end: int, last: Any) -> int:
         data: The buffer.
         at: Start of the hop.
         end: End of it.
-        last: Start of the earlier hop, start and end of its offset, and its end. A start of -1 for none.
+        last: Start of the earlier hop, start and end of its offset, its end, and last its epoch. A start of -1 for none.
     """
     if last[0] < 0:
         return int64(-1)
@@ -211,17 +224,17 @@ def _offset_if_like(data: Any, at: int, end: int, last: Any) -> int:
     offset, at = varint(data, at + front, end)
     if at < 0 or end - at != last[3] - last[2] or not _same(data, at, data, last[2], end - at):
         return int64(-1)
-    return offset if 0 <= offset < _MAX_OFFSET else int64(-1)
+    return offset if _is_offset(offset, last[_EPOCH]) else int64(-1)
 
 
 @compiled(
-    types.Tuple((types.int64[::1], types.int64[::1], types.int64[:, ::1], types.int64[:, ::1]))(
+    types.Tuple((types.int64[::1], types.int64[::1], types.int64[::1], types.int64[:, ::1], types.int64[:, ::1]))(
         SPANS, SPANS, SPANS, NUMBERS, BYTES, NUMBERS, types.boolean[::1], types.int64[:, ::1]
     )
 )
 def read_envelopes(
     values: Any, keys: Any, topics: Any, own: Any, payload_type: Any, limits: Any, good: Any, found: Any
-) -> tuple[Any, Any, Any, Any]:
+) -> tuple[Any, Any, Any, Any, Any]:
     """Read envelopes.
 
     Args:
@@ -239,7 +252,7 @@ def read_envelopes(
             each partition is numbered.
 
     Returns:
-        Offsets of all hops; their indices, -1 for none; kinds of hops, as spans of `values`, partition and flags; and
+        Offsets of all hops; their leader epochs, 0 for none; their indices, -1 for none; kinds of hops, as spans of `values`, partition and flags; and
         routes: the number of the route before the last hop, and its kind. The first routes have no hop: they are
         the numbers of `own`.
     """
@@ -253,14 +266,15 @@ def read_envelopes(
     while size < 4 * (rows + roots):
         size *= 2
     all_kinds, all_nodes = np.empty((size // 2, _PLACE + 1), np.int64), np.empty((roots + size // 2, 2), np.int64)
-    tables, more = np.full(2 * size, -1, np.int32), np.zeros(5 + _PLACE, np.int64)
-    slots = np.full((1 + _DEPTHS * _SLOTS, _DEPTHS), -1)
+    tables, more = np.full(2 * size, -1, np.int32), np.zeros(6 + _PLACE, np.int64)
+    slots = np.full((1 + _DEPTHS * _SLOTS, _EPOCH + 1), -1)
     kinds, nodes = borrowed(all_kinds), borrowed(all_nodes)
     kind_table, node_table = borrowed(tables[:size]), borrowed(tables[size:])
     counts, hop = borrowed(more[:2]), borrowed(more[2:])
     counts[1] = roots
     fronts, known = borrowed(slots[0]), borrowed(slots[1:])
     offsets, indices = np.empty(rows + most_hops + 1, np.int64), np.empty(rows + most_hops + 1, np.int64)
+    epochs = np.zeros(rows + most_hops + 1, np.int64)
     filled = 0
     for row in range(rows):
         good[row] = False
@@ -278,8 +292,9 @@ def read_envelopes(
                 continue
         if filled + most_hops >= len(offsets):
             wider, others = np.empty(2 * len(offsets), np.int64), np.empty(2 * len(offsets), np.int64)
-            wider[:filled], others[:filled] = offsets[:filled], indices[:filled]
-            offsets, indices = wider, others
+            more_epochs = np.empty(2 * len(offsets), np.int64)
+            wider[:filled], others[:filled], more_epochs[:filled] = offsets[:filled], indices[:filled], epochs[:filled]
+            offsets, indices, epochs = wider, others, more_epochs
         fine, claims, has_key, has_time = True, False, False, False
         version, checksum, time = int64(0), int64(0), int64(0)
         id_start = id_end = type_start = type_end = payload_start = payload_end = at
@@ -333,7 +348,7 @@ def read_envelopes(
                             fronts[depth] = max(hop[_PLACE + 1] - start, 2)
                             like = _slot_of(data, start, at, depth, fronts, known)
                             like[0], like[1], like[2], like[3] = start, hop[_PLACE + 1], hop[_PLACE + 2], at
-                            like[4], like[5], like[7] = index, kind, stamp
+                            like[4], like[5], like[7], like[_EPOCH] = index, kind, stamp, hop[_PLACE + 3]
                     if fine and hops < most_hops:
                         index, kind, before, node = like[4], like[5], node, like[6]
                         if node < 0 or nodes[node, 0] != before or nodes[node, 1] != kind:
@@ -341,6 +356,7 @@ def read_envelopes(
                         if hops == 0:
                             root_ms = like[7]
                         offsets[filled + hops], indices[filled + hops] = offset, index
+                        epochs[filled + hops] = like[_EPOCH]
                         hops += 1
                         fine = node >= 0
                     else:
@@ -397,4 +413,10 @@ def read_envelopes(
             found[15, row], found[16, row] = epoch, contiguous
         filled += hops
     tables[0] = slots[0, 0] = 0  # they exist until here, like `all_kinds`, `all_nodes` and `more`
-    return offsets[:filled].copy(), indices[:filled].copy(), all_kinds[: more[0]].copy(), all_nodes[: more[1]].copy()
+    return (
+        offsets[:filled].copy(),
+        epochs[:filled].copy(),
+        indices[:filled].copy(),
+        all_kinds[: more[0]].copy(),
+        all_nodes[: more[1]].copy(),
+    )

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from aggregations.columns.arrays import Ints, arrow
 from aggregations.columns.signature import HopKind, Way
+from envelope.limits import OFFSET_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,27 +55,31 @@ class Hops:
         starts: First hop of every row.
         counts: Number of hops of every row.
         offsets: Offset of every hop.
+        epochs: Leader epoch of every hop; 0 if it has none.
         indices: Fan-out index of every hop; `NO_INDEX` if it has none.
     """
 
     starts: Ints
     counts: Ints
     offsets: Ints
+    epochs: Ints
     indices: Ints
 
     @classmethod
     def none(cls, rows: int) -> "Hops":
         """Return the hops of rows without hops."""
         zero = np.zeros(rows, np.int64)
-        return cls(zero, zero, zero[:0], zero[:0])
+        return cls(zero, zero, zero[:0], zero[:0], zero[:0])
 
-    def root_offsets(self, own: Ints) -> Ints:
-        """Return the root's offset of every row; `own` for a row without hops."""
+    def root_numbers(self, own: Ints) -> Ints:
+        """Return the root of every row (`envelope.limits.root_number`); `own` for a row without hops."""
         deep = self.counts > 0
+        first = self.starts if deep.all() else self.starts[deep]
+        roots = self.offsets[first] | self.epochs[first] << OFFSET_BITS
         if deep.all():
-            return self.offsets[self.starts]
+            return roots
         values = own.copy()
-        values[deep] = self.offsets[self.starts[deep]]
+        values[deep] = roots
         return values
 
     def indices_at(self, depth: int, rows: Ints) -> Ints:

@@ -4,7 +4,7 @@ Lane and group of a message depend on the names, partitions and flags of its hop
 few different routes, so the pure code runs once for each.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
@@ -105,12 +105,20 @@ class Signatures:
         topic_ids: Current topic id by topic, for roots without a topic id.
         cluster: Cluster of the source topic.
         retries: Retry topics whose hops are not marked.
+        own_id: Returns the topic id of a record by its topic and partition; empty for that of `topic_ids`.
     """
 
-    def __init__(self, topic_ids: Mapping[str, str], cluster: str = "", retries: Retries = NO_RETRIES) -> None:
+    def __init__(
+        self,
+        topic_ids: Mapping[str, str],
+        cluster: str = "",
+        retries: Retries = NO_RETRIES,
+        own_id: Callable[[str, int], str] = lambda _topic, _partition: "",
+    ) -> None:
         self._topic_ids = topic_ids
         self._cluster = cluster
         self._retries = retries
+        self._own_id = own_id
         self._known: dict[Way, Signature | None] = {}
 
     def of(self, route: Way) -> Signature | None:
@@ -141,9 +149,8 @@ class Signatures:
             for name, number, via, rekeyed, pass_through, indexed, topic_id, cluster, keyless in steps
         )
         try:
-            line = Lineage.of(
-                self._retries.marked(hops, topic), Node(topic, partition, 0, cluster=self._cluster)
-            ).check()
+            own = Node(topic, partition, 0, self._own_id(topic, partition), self._cluster)
+            line = Lineage.of(self._retries.marked(hops, topic), own).check()
         except EnvelopeError:
             return None
         line = line.resolved(self._topic_ids)

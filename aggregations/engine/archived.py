@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -54,7 +55,7 @@ class ArchivedTopics(Topics):
     def marks(self, names: Iterable[str]) -> dict[TopicPartition, Watermarks]:
         """Return the ends of every partition; the first offset is that of the archive if Kafka's is later."""
         found = super().marks(names).items()
-        return {place: Watermarks(self.archive.low(place, one.low), one.high) for place, one in found}
+        return {place: replace(one, low=self.archive.low(place, one.low)) for place, one in found}
 
     def offsets_at(self, name: str, time_ms: int) -> dict[int, int]:
         """Return by partition the first offset whose record has this timestamp or a later one; -1 if there is none."""

@@ -21,7 +21,7 @@ from aggregations.engine.partitioners import are_apart
 from aggregations.engine.publish import produce_outputs
 from aggregations.engine.ranges import Slot
 from aggregations.engine.retry import ATTEMPTS, StoppedError, may_pass, pause_seconds, worst
-from aggregations.engine.roots import ask_ends, check_source, ids_of
+from aggregations.engine.roots import ask_ends, check_logs, check_source, ids_of
 from aggregations.errors import SharedKeyError, TasksLostError
 from aggregations.per_message.ledger import Doubt, Entry, UnlistedError
 from aggregations.per_message.publishing import OutputMessage
@@ -33,6 +33,7 @@ from aggregations.run.held_outputs import hold_outputs
 from aggregations.run.incarnations import NO_ID, merge_incarnations
 from aggregations.run.live import check_newest
 from aggregations.run.retire import Retirement
+from aggregations.run.run import Run
 from aggregations.run.turns import begin_batch
 from envelope import TopicPartition
 from envelope.dedup.history import width_of
@@ -41,6 +42,7 @@ from persistence.commit.order import steps_of_driver
 from persistence.commit.steps import CommitStep
 from persistence.errors import Transient
 from persistence.kafka import BrokerError, BrokerUnavailable
+from persistence.kafka.facts import branch_id
 from persistence.manifest import Manifest
 
 T = TypeVar("T")
@@ -316,19 +318,55 @@ class Batches:
         self._executor.cancel()
 
     def check_source(self) -> None:
-        """Raise if a source was replaced by another topic of that name, which explains why reading failed."""
+        """Raise if a source was replaced by another topic of that name, or lost records, which explains why reading failed."""
         if self._opening.topics is None:
             return
         with suppress(BrokerError):
+            self.note_epochs(notes=False)  # of this batch, an attempt may have folded records that are lost
             for topic, topic_id in self._opening.topic_ids.items():
                 check_source(self._opening.topics, self._flow, topic, topic_id)
 
-    def check_topics(self) -> None:
-        """Raise if a source was replaced by another topic of that name; a broker that does not answer is asked again."""
+    def note_epochs(self, found: Mapping[TopicPartition, int | None] | None = None, *, notes: bool = True) -> None:
+        """Note leader epochs that have changed, between two batches, before anything is read as of them.
+
+        Args:
+            found: Epoch by partition, None for one that is not known; without it the broker is asked.
+            notes: Otherwise the logs are only checked.
+
+        Raises:
+            RunRefusedError: A log lost records that were folded.
+        """
+        run, topics = self._run, self._opening.topics
+        known = run.logs(self._opening.topic_ids)
+        if topics is None or not known:
+            return
+        if found is None:
+            noted = [place for place, one in known.items() if one.leader_epoch is not None]
+            found = self._repeated("leader epochs", lambda: topics.leader_epochs(noted))
+        changed = {
+            place: epoch
+            for place, epoch in found.items()
+            if epoch is not None and place in known and known[place].leader_epoch != epoch
+        }
+        if changed:
+            read = {place: (known[place].leader_epoch, known[place].next_offset) for place in changed}
+            self._repeated("ends of leader epochs", lambda: check_logs(topics, self._flow, read, changed))
+            if notes:
+                self._repeated("leader epochs", lambda: run.note_epochs(changed))
+
+    def check_topics(self, ends: Mapping[TopicPartition, int]) -> None:
+        """Raise if rows that were read do not belong to the sources as they are; a broker that does not answer is asked again.
+
+        Args:
+            ends: Next offset after the rows, by partition.
+        """
         topics = self._opening.topics
         if topics is not None:
+            known = self._run.logs(self._opening.topic_ids)
+            read = {place: (known[place].leader_epoch, end) for place, end in ends.items() if place in known}
             for topic, topic_id in self._opening.topic_ids.items():
-                self._repeated(f"id of {topic}", partial(check_source, topics, self._flow, topic, topic_id))
+                its = {place: one for place, one in read.items() if place.topic == topic}
+                self._repeated(f"id of {topic}", partial(check_source, topics, self._flow, topic, topic_id, its))
 
     def pause(self, what: str, attempt: int, error: Exception) -> None:
         """Wait before the next attempt.
@@ -362,6 +400,7 @@ class Batches:
             epoch=run.epoch,
             batch=run.batch,
             topic_ids={**run.topic_ids, **ids_of(ends), **opening.topic_ids, **unknown},
+            **_logs(run, tasks, opening.topic_ids),
             unasked=run.unasked,
             incarnations=known,
             known=run.known,
@@ -391,3 +430,17 @@ class Batches:
             shared=frozenset(self._shared),
         )
         return Job(self._part, self._options, progress, attempt, opening.archive)
+
+
+def _logs(run: Run, tasks: Sequence[Slot], topic_ids: Mapping[str, str]) -> dict[str, Any]:
+    """What tasks need to know of the logs that they read."""
+    known = run.logs(topic_ids)
+    read = [one for slot in tasks for one in slot.ranges if one.place in known]
+    return {
+        "branch_ids": {
+            one.place: branch_id(topic_ids[one.topic], number)
+            for one in read
+            if (number := known[one.place].branch(one.start))
+        },
+        "leader_epochs": {one.place: epoch for one in read if (epoch := known[one.place].leader_epoch) is not None},
+    }

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -16,12 +17,14 @@ from aggregations.columns.times import with_times
 from aggregations.definition.source import Topic
 from aggregations.definition.system import SYSTEM_COLUMNS
 from aggregations.engine.path import Work
+from aggregations.engine.roots import is_beyond
 from aggregations.engine.rows import Rows, by_partition, together
 from aggregations.per_message.dead_letters import BEYOND_END
 from aggregations.per_message.ledger import Reading, highest
 from envelope import EnvelopeError, Lineage, Reason
+from envelope.limits import MAX_EPOCH, OFFSET_BITS
 
-_NO_END = np.iinfo(np.int64).max
+_NO_END: Final = (1 << OFFSET_BITS, MAX_EPOCH)
 
 
 def read_topics(work: Work, chunks: Iterable[pa.Table]) -> list[Rows]:
@@ -51,7 +54,10 @@ class _Reader:
         flow = self.work.job.flow
         self._is_timed = flow.is_timed
         self._decoder = Decoder(
-            self.topic, self.work.roots.topic_ids, flow.columns, timed=self._is_timed, stamps=flow.reads_stamps
+            *(self.topic, self.work.roots.topic_ids, flow.columns),
+            timed=self._is_timed,
+            stamps=flow.reads_stamps,
+            own_id=self.work.job.progress.own_id,
         )
 
     def add(self, table: pa.Table) -> None:
@@ -114,7 +120,7 @@ def _existing(work: Work, rows: Rows) -> Rows:
         return rows
     limits = np.array([_NO_END if end is None else end for end in ends], np.int64)
     codes = rows.frame.get_column(schema.SIGNATURE).to_numpy()
-    beyond = rows.frame.get_column(schema.position(0)).to_numpy() >= limits[codes]
+    beyond = is_beyond(rows.frame.get_column(schema.position(0)).to_numpy(), *limits[codes].T)
     if not beyond.any():
         return rows
     for place in rows.frame.filter(pl.Series(beyond)).select(schema.TOPIC, schema.PARTITION, schema.OFFSET).iter_rows():

@@ -15,7 +15,7 @@ from aggregations.engine.journal import Journal
 from aggregations.engine.opening import Opening
 from aggregations.engine.options import RunOptions
 from aggregations.engine.partition_watch import PartitionWatch
-from aggregations.engine.ranges import Range, Source, aligned, before, slots_of
+from aggregations.engine.ranges import Range, Source, aligned, before, of_one_branch, slots_of
 from aggregations.engine.retry import StoppedError
 from aggregations.errors import SparkEndedError
 from aggregations.per_message.times import Times, times_in
@@ -186,6 +186,7 @@ class Engine:
 
     def plan(self, backlog: list[Range], max_records: int) -> list[Range]:
         """What of a backlog the next batch reads: at most so many records, 0 for no limit; all of an unfinished batch."""
+        backlog = of_one_branch(backlog, self.run.logs(self._topic_ids))
         if ends := batch_to_repeat(self.run):
             return before(backlog, ends)
         return aligned(self._turn(backlog), max_records, self._reached(), self._skews)
@@ -275,7 +276,11 @@ class Engine:
         """All that there is to read. A broker that does not answer is asked again."""
         for attempt in count(1):
             try:
-                return [one for source in self._sources for one in source.look(self.run.positions(source.topic))]
+                found = [one for source in self._sources for one in source.look(self.run.positions(source.topic))]
+                self.batches.note_epochs(
+                    {place: one for source in self._sources for place, one in source.epochs.items()}
+                )
+                return found
             except BrokerError as error:
                 self.batches.check_source()
                 if not isinstance(error, BrokerUnavailable):

@@ -10,7 +10,7 @@ from aggregations.definition.operators import publishes
 from aggregations.engine.clients import store_of
 from aggregations.engine.dropped import Dropped
 from aggregations.engine.options import RunOptions
-from aggregations.engine.ranges import Slot
+from aggregations.engine.ranges import Range, Slot
 from aggregations.engine.roots import EndsByIncarnation
 from aggregations.errors import SharedKeyError
 from aggregations.per_message.cause import Cause
@@ -22,7 +22,7 @@ from aggregations.report import Report
 from aggregations.run.incarnations import merge_incarnations
 from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import states_in
-from envelope import Node, Reason
+from envelope import Node, Reason, TopicPartition
 from envelope.raised import Raised
 from persistence.marks import KnownMarks, Marks
 from persistence.protocol import FlowRef, Stored
@@ -60,6 +60,8 @@ class RunProgress:
         epoch: Epoch of the run.
         batch: Number of the batch.
         topic_ids: Current topic id by topic.
+        branch_ids: Topic id of the records that the batch reads of a log after it was written anew (`branch_id`).
+        leader_epochs: Noted epoch of each partition's leader, for the partitions that the batch reads.
         incarnations: Topic ids from the manifest, in the order in which they were first seen.
         known: Marks that buckets had acknowledged when the batch began.
         earlier: Earlier definitions by stage whose states are continued; None for any.
@@ -80,6 +82,8 @@ class RunProgress:
     known: KnownMarks
     run: str = ""
     topic_ids: dict[str, str] = field(default_factory=dict)
+    branch_ids: Mapping[TopicPartition, str] = field(default_factory=dict)
+    leader_epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     incarnations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     earlier: Mapping[str, tuple[str, ...]] | None = field(default_factory=dict)
     ledger: Ledger = field(default_factory=lambda: Ledger(""))
@@ -91,6 +95,10 @@ class RunProgress:
     unasked: bool = False
     largest: Mapping[str, int] = field(default_factory=dict)
     longest_keys: Mapping[str, int] = field(default_factory=dict)
+
+    def own_id(self, topic: str, partition: int) -> str:
+        """Topic id of the records that the batch reads from a partition."""
+        return self.branch_ids.get(TopicPartition(topic, partition)) or self.topic_ids.get(topic, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,9 +238,13 @@ class Job:
             counts=counts,
         )
 
+    def read(self, ranges: Sequence[Range]) -> dict[TopicPartition, tuple[int | None, int]]:
+        """The leader epoch as of which ranges were planned, and their ends."""
+        return {one.place: (self.progress.leader_epochs.get(one.place), one.end) for one in ranges}
+
     def node(self, topic: str, partition: int, offset: int) -> Node:
         """Coordinates with the topic's current id, and its cluster if there are several."""
-        return Node(topic, partition, offset, self.progress.topic_ids.get(topic, ""), self.flow.cluster)
+        return Node(topic, partition, offset, self.progress.own_id(topic, partition), self.flow.cluster)
 
 
 def shared_key(job: Job, stage: Stage, topic: str = "") -> SharedKeyError:

@@ -1,6 +1,6 @@
 """The per-message path: runs the pure code of the in-memory runner on a batch of few records, and compiles nothing."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 
 import pyarrow as pa
@@ -27,7 +27,7 @@ class MessagePath:
     def read(self, work: Work, chunks: Iterable[pa.RecordBatch | pa.Table]) -> list[Arrival]:
         loop = _loop(work)
         with work.timed("decode"):
-            applied = loop.read(sorted(records_of(chunks, work.job.progress.topic_ids), key=_PLACE))
+            applied = loop.read(sorted(records_of(chunks, work.job.progress.own_id), key=_PLACE))
             work.collector.changes.seen, work.collector.changes.times = loop.seen, loop.times
             if stages := work.job.flow.stages:
                 return loop.enter(stages[0], applied)
@@ -103,12 +103,12 @@ def _loop(work: Work) -> MessageLoop:
     )
 
 
-def records_of(chunks: Iterable[pa.RecordBatch | pa.Table], topic_ids: dict[str, str]) -> Iterable[Record]:
+def records_of(chunks: Iterable[pa.RecordBatch | pa.Table], own_id: Callable[[str, int], str]) -> Iterable[Record]:
     """Rows of `aggregations.engine.fetch` as records.
 
     Args:
         chunks: Columns key, value, topic, partition, offset, timestamp (a timestamp of Arrow) and optionally headers.
-        topic_ids: Current topic id by topic.
+        own_id: Returns the topic id of a record by its topic and partition.
     """
     for batch in chunks:
         columns = {name: batch.column(name) for name in batch.schema.names}
@@ -126,7 +126,7 @@ def records_of(chunks: Iterable[pa.RecordBatch | pa.Table], topic_ids: dict[str,
                 value,
                 times[i],
                 tuple((one["key"], one["value"]) for one in headers[i] or ()) if headers else (),
-                topic_ids.get(topic, ""),
+                own_id(topic, partition),
             )
 
 

@@ -29,7 +29,7 @@ from persistence.compaction import compaction
 from persistence.findings import Finding
 from persistence.kafka import Topics
 from persistence.kafka.errors import rejects_login
-from persistence.kafka.facts import TopicFacts
+from persistence.kafka.facts import TopicFacts, Watermarks
 from persistence.registry import preflight
 
 T = TypeVar("T")
@@ -159,12 +159,15 @@ def open_run(
         marks = topics.marks(sources)
         plans = []
         for source in sources:
+            its = {place.partition: one for place, one in marks.items() if place.topic == source}
             broker = Broker(
                 source,
                 NO_ID if run.unasked and run.topic_ids.get(source, NO_ID) == NO_ID else facts[source].topic_id,
-                {partition: (one.low, one.high) for (name, partition), one in marks.items() if name == source},
+                {partition: (one.low, one.high) for partition, one in its.items()},
                 {partition: offset for (name, partition), offset in committed.items() if name == source},
                 time.time_ns() // 1_000_000,
+                {number: one.leader_epoch for number, one in its.items() if one.leader_epoch is not None},
+                _epoch_ends(topics, run, source, facts[source].topic_id, marks),
             )
             begin_at = start_of(options.start, source, table=source not in streams)
             if isinstance(begin_at, Mapping) and not (ends is None and rebuilding is None):
@@ -174,6 +177,7 @@ def open_run(
             decided = plan(
                 *(flow.name, run.manifest, run.manifests, broker),
                 publishes=options.keeps_order(flow),
+                crashed=run.crashed,
                 starting_offsets=None if begin_at == EARLIEST else given,
             )
             plans.append(decided)
@@ -194,6 +198,7 @@ def open_run(
         # A rebuild that crashed read no further than the live generation was, which has not gone back since.
         run.doubted(highs if rebuilding is None else {**rebuilding.until})
         if not only_looks:
+            anew = _written_anew(run, plans)
             for one in plans:
                 run.start_at(
                     one.topic,
@@ -201,10 +206,34 @@ def open_run(
                     one.starts if reads else _delivered_from(run, one),
                     one.growth,
                     one.starting_offsets,
+                    one.logs,
                 )
-            forget_beyond(run, highs)
+            forget_beyond(run, {place: min(high, anew.get(place, high)) for place, high in highs.items()})
         stack.pop_all()
         return Opening(topics, run, plans, archived(topics), largest)
+
+
+def _epoch_ends(
+    topics: Topics, run: Run, topic: str, topic_id: str, marks: Mapping[TopicPartition, Watermarks]
+) -> dict[int, int]:
+    """Where the records of the noted leader epochs end, by partition whose leader has another one now."""
+    asked = {
+        place: one.leader_epoch
+        for place, one in run.logs({topic: topic_id}).items()
+        if place in marks and one.leader_epoch is not None and marks[place].leader_epoch not in (None, one.leader_epoch)
+    }
+    return {place.partition: end for place, end in topics.epoch_ends(asked).items()} if asked else {}
+
+
+def _written_anew(run: Run, plans: Sequence[Plan]) -> dict[TopicPartition, int]:
+    """Offsets from which logs were written anew since their branches were noted: no run has read these records."""
+    before = {} if run.manifest is None else run.manifest.positions
+    return {
+        TopicPartition(one.topic, partition): min(first for first, _ in new)
+        for one in plans
+        for partition, log in one.logs.items()
+        if (noted := before.get(one.topic, {}).get(partition)) and (new := {*log.branches} - {*noted.branches})
+    }
 
 
 def _delivered_from(run: Run, plan: Plan) -> dict[int, int]:

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 from aggregations.definition.times import MICROS
 from envelope import TopicPartition
 from persistence.kafka import BrokerRefused, BrokerUnavailable, Topics
+from persistence.manifest import Progress
 
 _ANY: Final = 1 << 62
 """More seconds than there are between two valid event times."""
@@ -63,6 +64,7 @@ class Source:
     Attributes:
         topic: The topic.
         positions: Next offset by partition, as of the last look: those of the run, and those of added partitions.
+        epochs: Epoch of each partition's leader, as of the last look; None if the broker gives none.
     """
 
     def __init__(self, topics: Topics, topic: str, *, widens: bool) -> None:
@@ -70,6 +72,7 @@ class Source:
         self.topic = topic
         self._widens = widens
         self.positions: dict[int, int] = {}
+        self.epochs: dict[TopicPartition, int | None] = {}
 
     def look(self, positions: Mapping[int, int]) -> list[Range]:
         """Ask for the ends, and return all that there is to read, with open transactions left out.
@@ -82,6 +85,7 @@ class Source:
             BrokerRefused: The topic does not have the offsets to read.
         """
         marks = {partition: one for (_, partition), one in self._topics.marks([self.topic]).items()}
+        self.epochs = {TopicPartition(self.topic, partition): one.leader_epoch for partition, one in marks.items()}
         if gone := positions.keys() - marks.keys():  # or the broker that answered has not learned of them
             raise BrokerUnavailable(
                 f"{self.topic}:{min(gone)} is not among the {len(marks)} partitions that the broker knows",
@@ -106,6 +110,15 @@ def before(backlog: Sequence[Range], ends: Mapping[TopicPartition, int]) -> list
     """The part of the ranges before these ends; nothing of a partition without one."""
     cut = [one._replace(end=min(one.end, ends.get(one.place, 0))) for one in backlog]
     return [one for one in cut if one.start < one.end]
+
+
+def of_one_branch(backlog: Sequence[Range], logs: Mapping[TopicPartition, Progress]) -> list[Range]:
+    """The part of the ranges before the next branch of their log: offsets mean other records from there on."""
+    cut = []
+    for one in backlog:
+        branches = logs[one.place].branches if one.place in logs else ()
+        cut.append(one._replace(end=min([one.end, *(first for first, _ in branches if first > one.start)])))
+    return cut
 
 
 def within(backlog: Sequence[Range], most: int) -> list[Range]:

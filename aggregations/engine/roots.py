@@ -11,13 +11,14 @@ from typing import Any
 from aggregations.definition.flow import Flow
 from aggregations.engine.clients import topics_of
 from aggregations.run.incarnations import NO_ID
-from aggregations.run.plan import recreated
+from aggregations.run.plan import cut, recreated
 from aggregations.run.risks import refuse
-from envelope import Node
+from envelope import Node, TopicPartition
+from envelope.limits import OFFSET_BITS, root_number
 from persistence.kafka import BrokerRefused, KafkaSettings, Topics
 
-EndsByIncarnation = dict[tuple[str, str, int], int]
-"""(topic, topic id, partition) to the offset that the next record will get."""
+EndsByIncarnation = dict[tuple[str, str, int], tuple[int, int]]
+"""(topic, topic id, partition) to the offset that the next record will get, and the leader epoch in which it will."""
 
 
 def ask_ends(topics: Topics | None, names: Iterable[str]) -> EndsByIncarnation:
@@ -32,7 +33,7 @@ def ask_ends(topics: Topics | None, names: Iterable[str]) -> EndsByIncarnation:
     for name in names:
         try:
             topic_id = topics.topic_ids([name])[name]
-            found = topics.ends([name])
+            found = topics.heads([name])
         except BrokerRefused:
             continue
         ends |= {(name, topic_id, partition): end for (_, partition), end in found.items()}
@@ -44,13 +45,24 @@ def ids_of(ends: EndsByIncarnation) -> dict[str, str]:
     return {topic: topic_id for topic, topic_id, _ in ends}
 
 
-def check_source(topics: Topics, flow: Flow[Any], name: str, known: str) -> None:
+Read = Mapping[TopicPartition, tuple[int | None, int]]
+"""By partition the leader epoch as of which it was read, None if it is not known, and the offset up to which it was."""
+
+
+def check_source(topics: Topics, flow: Flow[Any], name: str, known: str, read: Read | None = None) -> None:
     """Check that a source of the flow still is the topic with this id, to which the run's offsets belong.
 
     Spark continues at its offsets in a topic that was created again if the new topic is long enough.
 
+    Args:
+        topics: Administrative access to topics.
+        flow: The flow.
+        name: The topic.
+        known: Its id.
+        read: What was read of it: its log must still have these records.
+
     Raises:
-        RunRefusedError: It was created again. No risk that was accepted at the start covers this.
+        RunRefusedError: It was created again, or lost records. No risk that was accepted at the start covers this.
         BrokerError: It cannot be queried.
     """
     if known == NO_ID:
@@ -58,6 +70,33 @@ def check_source(topics: Topics, flow: Flow[Any], name: str, known: str) -> None
     now = topics.topic_ids([name])[name]
     if now != known:
         refuse([recreated(flow.name, name, known, now)], ())
+    if asked := {place: one for place, one in (read or {}).items() if one[0] is not None}:
+        check_logs(topics, flow, asked, topics.leader_epochs(asked))
+
+
+def check_logs(topics: Topics, flow: Flow[Any], read: Read, epochs: Mapping[TopicPartition, int | None]) -> None:
+    """Check that logs still have what was read of them: where the leader is another one, they may have lost it.
+
+    Args:
+        topics: Administrative access to topics.
+        flow: The flow.
+        read: What was read.
+        epochs: Epoch of each partition's leader after that.
+
+    Raises:
+        RunRefusedError: Records were lost.
+        BrokerError: The broker does not answer, or refuses the request.
+    """
+    older = {place: one for place, (one, _) in read.items() if one is not None and epochs[place] not in (None, one)}
+    ends = topics.epoch_ends(older) if older else {}
+    refuse(
+        [
+            cut(flow.name, f"{place.topic}:{place.partition}", read[place][1], max(end, 0), epochs[place])
+            for place, end in sorted(ends.items())
+            if end < read[place][1]
+        ],
+        (),
+    )
 
 
 class RootTopics:
@@ -69,7 +108,7 @@ class RootTopics:
 
     def __init__(
         self,
-        ends: Mapping[tuple[str, str, int], int],
+        ends: EndsByIncarnation,
         asked: Iterable[str],
         topic_ids: Mapping[str, str],
         kafka: KafkaSettings | None,
@@ -80,8 +119,8 @@ class RootTopics:
         self._kafka = kafka
         self.topic_ids: Mapping[str, str] = _TopicIds(self)
 
-    def end(self, topic: str, topic_id: str, partition: int, cluster: str = "") -> int | None:
-        """The end of a root's partition; None when it cannot be known."""
+    def end(self, topic: str, topic_id: str, partition: int, cluster: str = "") -> tuple[int, int] | None:
+        """The end of a root's partition, and the epoch of its leader; None when it cannot be known."""
         if cluster:
             return None
         self._ask(topic)
@@ -106,7 +145,12 @@ class RootTopics:
     def is_beyond(self, root: Node) -> bool:
         """Whether a root cannot exist."""
         end = self.end(root.topic, root.topic_id, root.partition, root.cluster)
-        return end is not None and root.offset >= end
+        return end is not None and bool(is_beyond(root_number(root.offset, root.leader_epoch), *end))
+
+
+def is_beyond(number: Any, end: Any, epoch: Any) -> Any:
+    """Whether roots (`envelope.limits.root_number`) lie beyond an end, or in a later epoch; numbers or arrays of them."""
+    return ((number & ((1 << OFFSET_BITS) - 1)) >= end) | ((number >> OFFSET_BITS) > epoch)
 
 
 class _TopicIds(Mapping[str, str]):

@@ -96,8 +96,8 @@ class LocalExecutor:
         path, ranges = self._path_of(every.ranges), every.by_topic()
         arrivals = path.read(work, self._chunks(job, ranges, compiled=path is self._columnar))
         # Only after all rows were read: if a topic still is the driver's topic, the rows belong to it.
-        for topic in ranges:
-            check_source(topics_of(self._kafka), job.flow, topic, job.progress.topic_ids[topic])
+        for topic, its in ranges.items():
+            check_source(topics_of(self._kafka), job.flow, topic, job.progress.topic_ids[topic], job.read(its))
         folded: dict[str, tuple[Stage, list[Write]]] = {}
         for stage in job.flow.stages:
             self._check()

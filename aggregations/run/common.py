@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from aggregations.per_message.ledger import Ledger, merged
 from aggregations.run.growth import merge
 from aggregations.run.incarnations import merge_incarnations
-from persistence.manifest import Manifest, Progress, minimum, unread
+from persistence.manifest import Manifest, Progress, branched, minimum, progress_of, unread
 from persistence.protocol import FlowRef
 
 
@@ -28,8 +28,7 @@ def common(manifests: Sequence[Manifest | None], ref: FlowRef, *, finishes: bool
     topic_ids = {topic: _oldest(topic, found, incarnations) for one in found for topic in one.topic_ids}
     positions = {
         topic: {
-            partition: Progress(offset, _time(found, topic, partition, offset, topic_ids))
-            for partition, offset in partitions.items()
+            partition: _progress(found, topic, partition, offset, topic_ids) for partition, offset in partitions.items()
         }
         for topic, partitions in minimum(manifests).items()
     }
@@ -82,12 +81,16 @@ def _unfinished(
     return unread(ends, positions)
 
 
-def _time(
+def _progress(
     manifests: Sequence[Manifest], topic: str, partition: int, offset: int, topic_ids: Mapping[str, str]
-) -> int | None:
-    """The latest event time of a log up to an offset, from a manifest that was written there."""
-    places = (one.positions[topic][partition] for one in manifests if _is_of(one, topic, topic_ids))
-    return next((place.time_us for place in places if place.next_offset == offset), None)
+) -> Progress:
+    """Progress up to an offset: the event time of a manifest that was written there, and what any says of the log."""
+    places = progress_of(manifests, topic, partition, topic_ids.get(topic, ""))
+    time_us = next((place.time_us for place in places if place.next_offset == offset), None)
+    epochs = (place.leader_epoch for place in places if place.leader_epoch is not None)
+    return Progress(
+        offset, time_us, max(epochs, default=None), branched(one for place in places for one in place.branches)
+    )
 
 
 def _is_of(manifest: Manifest, topic: str, topic_ids: Mapping[str, str]) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from envelope import Verdict
+from persistence.kafka.facts import broker_id
 
 NO_ID: Final = "none"
 """Id of a topic that was first folded without access to its broker. It stays that, or positions of one record would be in
@@ -33,7 +34,7 @@ class Incarnations:
         current = self.current.get(topic)
         if not topic_id or not current or (current == NO_ID and topic_id != NO_ID):
             return None
-        if topic_id != current:
+        if broker_id(topic_id) != current:
             return Verdict.STALE_INCARNATION
         ids = self.known.get(topic, ())
         if current in ids:

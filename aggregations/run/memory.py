@@ -41,6 +41,7 @@ from persistence.commit.order import commit
 from persistence.commit.steps import CommitStep
 from persistence.errors import StoreError
 from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
+from persistence.kafka.facts import broker_id
 from persistence.manifest import Rebuilt
 
 _LOG = logging.getLogger("headwater.memory")
@@ -345,7 +346,7 @@ class MemoryRunner:
     def _consumed_ids(self, records: Iterable[Record]) -> dict[str, str]:
         """Topic ids of the consumed topics, if known: a record's own topic id takes precedence over `topic_ids`."""
         given = {topic: topic_id for topic, topic_id in self.topic_ids.items() if topic in self.flow.topics}
-        return given | {record.topic: record.topic_id for record in records if record.topic_id}
+        return given | {record.topic: broker_id(record.topic_id) for record in records if record.topic_id}
 
 
 def _hold(run: Run, outputs: Sequence[OutputMessage]) -> None:

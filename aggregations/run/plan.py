@@ -11,7 +11,7 @@ from aggregations.run.growth import advance, describe
 from aggregations.run.risks import Risk, unsafe
 from persistence.findings import Finding
 from persistence.growth import undrained
-from persistence.manifest import Growth, Manifest
+from persistence.manifest import Growth, Manifest, Progress, branched, progress_of, reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class PartitionPlan:
         low: First offset in the log.
         high: End of the log.
         skipped: Number of offsets in the log that are not read because the flow was given a later start.
+        leader_epoch: Epoch of its leader; None if the broker gives none.
+        branches: Where its log was written anew; see `persistence.manifest.Progress`.
     """
 
     partition: int
@@ -35,6 +37,8 @@ class PartitionPlan:
     low: int
     high: int
     skipped: int = 0
+    leader_epoch: int | None = None
+    branches: tuple[tuple[int, int], ...] = ()
 
     @property
     def first(self) -> int:
@@ -77,6 +81,11 @@ class Plan:
         """Offset that is read first, by partition, for the partitions that do not wait."""
         return {one.partition: one.first for one in self.partitions if one.partition not in self.waiting}
 
+    @property
+    def logs(self) -> dict[int, Progress]:
+        """What is known of the log of each partition, with the offset that is read first."""
+        return {one.partition: Progress(one.first, None, one.leader_epoch, one.branches) for one in self.partitions}
+
     def lines(self) -> list[str]:
         """The plan as text, one partition a line."""
         lines = [f"topic {self.topic} (id {self.topic_id or 'unknown'})"]
@@ -107,6 +116,9 @@ class Broker:
         marks: First and end offset by partition.
         group: Committed offset by partition.
         clock_ms: Time of the query, in milliseconds since 1970.
+        leader_epochs: Epoch of the leader by partition, as far as the broker gives it.
+        epoch_ends: By partition whose leader epoch has changed since it was noted: end of the records of the noted epoch
+            and of earlier ones (KIP-320), -1 if the leader knows none of them. Later records were written since.
     """
 
     topic: str
@@ -114,6 +126,8 @@ class Broker:
     marks: Mapping[int, tuple[int, int]]
     group: Mapping[int, int] = field(default_factory=dict)
     clock_ms: int = 0
+    leader_epochs: Mapping[int, int] = field(default_factory=dict)
+    epoch_ends: Mapping[int, int] = field(default_factory=dict)
 
 
 def plan(
@@ -123,6 +137,7 @@ def plan(
     broker: Broker,
     *,
     publishes: bool = False,
+    crashed: bool = False,
     starting_offsets: Callable[[], Mapping[int, int]] | None = None,
 ) -> Plan:
     """Decide where each partition starts.
@@ -133,6 +148,7 @@ def plan(
         manifests: (first stage of the store, its manifest), upstream first.
         broker: The broker's facts about the topic.
         publishes: The flow publishes elements, which must keep the order of each key.
+        crashed: An earlier run did not end cleanly: it may have folded records beyond the manifests.
         starting_offsets: Returns the offset by partition to begin at; called if the topic was never read. None for the beginning of
             the log.
     """
@@ -149,6 +165,15 @@ def plan(
         if begins is not None:
             offset, skipped = begins[partition], begins[partition] - low
         place = f"{broker.topic}:{partition}"
+        log = progress.get(partition, Progress(0))
+        if offset is not None:
+            known = progress_of((one for _, one in manifests if one), broker.topic, partition, broker.topic_id)
+            furthest = max([offset, *(reached(one, known) for one in known)])
+            log, lost = _as_it_is(
+                flow, broker, partition, Progress(offset, None, log.leader_epoch, log.branches), furthest, crashed
+            )
+            findings += lost
+            offset = log.next_offset
         read = 0 if offset is None and progress else offset
         if read is not None and read < low:
             state = f"is folded up to {read}"
@@ -162,23 +187,14 @@ def plan(
                 )
             )
             offset = None if offset is None else low
-        if offset is not None and offset > high:
-            findings.append(
-                unsafe(
-                    Risk.BEYOND_END,
-                    f"flow {flow}: {place} is folded up to {offset}, but its log ends at {high}: the broker lost records, or "
-                    "this is another cluster",
-                    "Correct the address, or accept the risk to resume at the end of the log",
-                )
-            )
-            offset = high
         stores = {
             name: manifest.positions[broker.topic][partition].next_offset
             if manifest and partition in manifest.positions.get(broker.topic, {})
             else None
             for name, manifest in manifests
         }
-        partitions.append(PartitionPlan(partition, offset, stores, broker.group.get(partition), low, high, skipped))
+        group, epoch = broker.group.get(partition), broker.leader_epochs.get(partition)
+        partitions.append(PartitionPlan(partition, offset, stores, group, low, high, skipped, epoch, log.branches))
     before = start.growth.get(broker.topic) if start else None
     growth = advance(
         before,
@@ -204,6 +220,53 @@ def plan(
         sorted(waiting),
         begins,
         start_unused=starting_offsets is not None and begins is None,
+    )
+
+
+def _as_it_is(
+    flow: str, broker: Broker, partition: int, log: Progress, furthest: int, crashed: bool
+) -> tuple[Progress, list[Finding]]:
+    """Progress in a log as it is now, with a branch where records were lost, and findings about those that were folded.
+
+    Args:
+        flow: Name of the flow.
+        broker: The broker's facts about the topic.
+        partition: The partition.
+        log: Progress as it was noted.
+        furthest: The highest next offset of any store.
+        crashed: An earlier run may have folded records beyond that, which may be lost: those in their place are others.
+    """
+    low, high = broker.marks[partition]
+    end, epoch = broker.epoch_ends.get(partition), broker.leader_epochs.get(partition)
+    place, findings, first = f"{broker.topic}:{partition}", [], end if crashed else None
+    if end is not None and end < furthest:
+        first = end if end >= 0 else min(high, furthest)
+        findings.append(cut(flow, place, furthest, first, epoch))
+    elif furthest > high:
+        findings.append(
+            unsafe(
+                Risk.BEYOND_END,
+                f"flow {flow}: {place} is folded up to {furthest}, but its log ends at {high}: the broker lost records, or "
+                "this is another cluster",
+                "Correct the address, or accept the risk to resume at the end of the log",
+            )
+        )
+        first = high
+    branches = log.branches
+    if first is not None:
+        branches = branched((*branches, (first, max(epoch or 0, *(1 + number for _, number in branches), 1))))
+    here = max((number for at, number in branches if at <= low), default=0)  # records below `low` are not read again
+    offset = min(log.next_offset, first) if findings and first is not None else log.next_offset
+    return Progress(offset, None, epoch, tuple(one for one in branches if one[1] >= here)), findings
+
+
+def cut(flow: str, place: str, furthest: int, end: int, epoch: int | None) -> Finding:
+    """A log lost records that were folded, and gives their offsets to new ones."""
+    return unsafe(
+        Risk.BEYOND_END,
+        f"flow {flow}: {place} is folded up to {furthest}, but the broker lost its records from offset {end} on, and writes other "
+        f"records at these offsets, in leader epoch {epoch}",
+        f"What was folded of the lost records stays in the states. Accept the risk to resume at offset {end} with the new records",
     )
 
 

@@ -8,6 +8,7 @@ from aggregations.errors import DefinitionChangedError, FlowError, RunRefusedErr
 from persistence.compaction import COMPACTED_SOURCE
 from persistence.findings import Finding
 from persistence.growth import GROWN_UNDRAINED
+from persistence.kafka.facts import BEYOND_END
 from persistence.registry import risks
 
 
@@ -18,8 +19,8 @@ class Risk(StrEnum):
     """Retention deleted records that the flow has not folded: they stay missing."""
     GAP = "gap"
     """A batch does not continue where the flow stands, or an archive lacks offsets: the records in between stay missing."""
-    BEYOND_END = "beyond-end"
-    """The log ends before the flow's offset: the flow resumes at the log's end."""
+    BEYOND_END = BEYOND_END
+    """The log lost records that the flow has folded: the flow resumes with what was written in their place."""
     TOPIC_RECREATED = "topic-recreated"
     """The topic was deleted and created again: the new one is read from its beginning, into lanes of its own."""
     DOWNSTREAM_BEHIND = "downstream-behind"

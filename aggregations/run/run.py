@@ -112,6 +112,24 @@ class Run:
         found = self.manifest.positions.get(topic, {}) if self.manifest else {}
         return {partition: progress.next_offset for partition, progress in found.items()}
 
+    def logs(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, Progress]:
+        """Progress per partition of the topics that still have the ids in the manifest."""
+        before = self.manifest
+        return {
+            TopicPartition(topic, partition): progress
+            for topic, parts in (before.positions.items() if before is not None else ())
+            if before is not None and topic in topic_ids and before.topic_ids.get(topic, "") == topic_ids[topic]
+            for partition, progress in parts.items()
+        }
+
+    def note_epochs(self, epochs: Mapping[TopicPartition, int]) -> None:
+        """Note the epochs of partitions' leaders in every store, between two batches."""
+        assert self.manifest is not None
+        positions = {topic: dict(parts) for topic, parts in self.manifest.positions.items()}
+        for (topic, partition), epoch in epochs.items():
+            positions[topic][partition] = msgspec.structs.replace(positions[topic][partition], leader_epoch=epoch)
+        self.note(self.changed(positions=positions))
+
     def look(
         self,
         topic: str,
@@ -221,7 +239,7 @@ class Run:
             mine = positions.setdefault(topic, {})
             old = mine.get(partition, Progress(0))
             time_us = latest(old.time_us, changes.times.get(TopicPartition(topic, partition)))
-            mine[partition] = Progress(max(offset, old.next_offset), time_us)
+            mine[partition] = msgspec.structs.replace(old, next_offset=max(offset, old.next_offset), time_us=time_us)
         return Manifest(
             epoch=self.epoch,
             batch=self.batch,
@@ -309,6 +327,7 @@ class Run:
         starts: Mapping[int, int],
         growth: Growth | None = None,
         starting_offsets: Mapping[int, int] | None = None,
+        logs: Mapping[int, Progress] | None = None,
     ) -> None:
         """Start from these offsets of a topic, and write them into every store whose manifest differs.
 
@@ -322,15 +341,18 @@ class Run:
             growth: The current growth of the topic.
             starting_offsets: The offsets that the flow was given to begin at; None when it begins at the beginning of
                 the log, or has begun before.
+            logs: What is known of each partition's log: its leader epoch and its branches; None for what was noted.
         """
         before = self.manifest or Manifest(self.epoch, 0, **self.ledger.fields())
         self._grows(topic, growth)
         again = before.topic_ids.get(topic, topic_id) != topic_id
         read = {} if again else before.positions.get(topic, {})
-        begun = {
-            partition: Progress(offset, read.get(partition, Progress(0)).time_us)
-            for partition, offset in starts.items()
-        }
+        begun = {}
+        for partition, offset in starts.items():
+            old = read.get(partition, Progress(0))
+            begun[partition] = msgspec.structs.replace(
+                (logs or {}).get(partition, old), next_offset=offset, time_us=old.time_us
+            )
         kept = {name: at for name, at in before.starting_offsets.items() if name in before.positions}
         left = {name: at for name, at in before.unfinished.items() if not (again and name == topic)}
         if again:

@@ -97,6 +97,7 @@ class StreamRun:
             FlowError: Workers cannot import what they need.
         """
         flow = self._flow
+        self.engine.batches.note_epochs()  # before the rows are read
         try:
             gathered = gather(rows, flow.name, self.action.routes, topics=flow.topics, headers=flow.reads_headers)
         except (Py4JError, PySparkException) as error:
@@ -104,7 +105,8 @@ class StreamRun:
                 raise reason from error
             raise  # of the DataFrame's source, which its user knows
         try:
-            self.engine.batches.check_topics()  # only now: if a topic is still the driver's, the rows belong to it
+            # Only now: if a topic is still the driver's, the rows belong to it.
+            self.engine.batches.check_topics({place: one.end for place, one in gathered.delivered.items()})
             self._check(gathered.delivered)
             self.action.gathered = gathered
             self._commit(gathered.delivered)

@@ -148,8 +148,9 @@ def _read(job: Job, number: int, chunks: Callable[[], Iterator[pa.Table]]) -> li
         path = columnar_path()
         arrivals = path.read(work, chunks())
         # Only after all rows were read: if a topic still is the driver's topic, the rows belong to it.
-        for topic in job.attempt.tasks[number].by_topic() if job.options.kafka is not None else ():
-            check_source(topics_of(job.options.broker), job.flow, topic, job.progress.topic_ids[topic])
+        for topic, its in job.attempt.tasks[number].by_topic().items() if job.options.kafka is not None else ():
+            ids = job.progress.topic_ids
+            check_source(topics_of(job.options.broker), job.flow, topic, ids[topic], job.read(its))
         if not job.flow.stages:
             return _leave(work)
         if job.folds_while_reading:

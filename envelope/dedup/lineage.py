@@ -5,18 +5,19 @@ and node i+1: it describes the output that a republisher made from node i.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from envelope.errors import EnvelopeError, Reason
+from envelope.limits import root_number
 from envelope.message import Hop
 from envelope.redrive import HEALED, Redrive, read_via
 
 Position: TypeAlias = tuple[int | str, ...]
-"""Root offset, then the fan-out index of every edge; -1 where a republisher gave none. An event id may
+"""Number of the root (`envelope.limits.root_number`), then the fan-out index of every edge; -1 where a republisher gave none. An event id may
 follow if the policy uses it. Compared lexicographically."""
 
 
@@ -80,6 +81,7 @@ class Node:
         offset: Offset.
         topic_id: Kafka's id of the topic; empty when unknown.
         cluster: Name of the Kafka cluster; empty when there is only one.
+        leader_epoch: Leader epoch of the record, if a hop has it; not compared, since not every reader learns it.
     """
 
     topic: str
@@ -87,6 +89,7 @@ class Node:
     offset: int
     topic_id: str = ""
     cluster: str = ""
+    leader_epoch: int | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         return f"{self.topic}:{self.partition}:{self.offset}"
@@ -274,7 +277,7 @@ class Lineage:
         """
         line = self.reduced()
         position: Position = (
-            line.root.offset,
+            root_number(line.root.offset, line.root.leader_epoch),
             *(NO_INDEX if edge.index is None else edge.index for edge in line.edges),
             *indices,
         )
@@ -319,7 +322,7 @@ def _node(hop: Hop, behind: Sequence[Node]) -> Node:
     cluster = hop.cluster
     if hop.pass_through and not cluster:
         cluster = next((node.cluster for node in reversed(behind) if node.topic == hop.topic), "")
-    return Node(hop.topic, hop.partition, hop.offset, hop.topic_id, cluster)
+    return Node(hop.topic, hop.partition, hop.offset, hop.topic_id, cluster, hop.leader_epoch)
 
 
 def died_in(node: Node) -> str:

@@ -15,6 +15,7 @@ from envelope.deadletter import DeadLetterHeaders, dead_letter_record
 from jobs.copying.source import Output, Position, Read, Task, changed
 from jobs.environment import UsageError
 from jobs.republish.absence import Unsafe
+from jobs.republish.offsets import check_lost, lost_ends
 from jobs.republish.partition import Consumed
 from jobs.republish.processor import NotOurs, Processor
 from jobs.republish.record import InputRecord, identity
@@ -23,6 +24,7 @@ from jobs.republish.worker import now_ms
 from persistence.compaction import COMPACTED_SOURCE, compaction
 from persistence.kafka import BrokerRefused, BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import broker_error, connection_trouble, passes
+from persistence.kafka.facts import BEYOND_END
 from persistence.kafka.headers import headers_of
 from persistence.kafka.reading import READ_AHEAD, assign
 
@@ -41,7 +43,7 @@ class TopicRecords:
         topics: Topic name (of envelopes), several, or `InputTopics`.
         settings: Settings of the cluster that is read; None for the one of the target.
         cluster: Name of that cluster, if it is another one: part of every message's chain, do not change it.
-        accept: Names of accepted risks: `compacted-source`.
+        accept: Names of accepted risks: `beyond-end`, `compacted-source`.
 
     Raises:
         UsageError: Another cluster without a name, or a risk that does not exist.
@@ -63,8 +65,8 @@ class TopicRecords:
             self._source = InputTopics((topics,) if isinstance(topics, str) else tuple(topics))
         if settings is not None and not cluster:
             raise UsageError("a copy from another cluster needs the name of that cluster (cluster=)")
-        if unknown := sorted({*accept} - {COMPACTED_SOURCE}):
-            raise UsageError(f"unknown risk {', '.join(unknown)}; choose from {COMPACTED_SOURCE}")
+        if unknown := sorted({*accept} - {BEYOND_END, COMPACTED_SOURCE}):
+            raise UsageError(f"unknown risk {', '.join(unknown)}; choose from {BEYOND_END}, {COMPACTED_SOURCE}")
         self._settings = settings
         self._cluster = cluster
         self._accept = accept
@@ -72,6 +74,7 @@ class TopicRecords:
         self._looked = 0.0
         self._ids: dict[str, str] = {}
         self._next: dict[tuple[str, int], int] = {}
+        self._epochs: dict[tuple[str, int], int | None] = {}
         self._hops: dict[tuple[str, int], HopWriter] = {}
         self._ends: dict[tuple[str, int], int] | None = None
         self._waiting: dict[str, tuple[int, dict[tuple[str, int], int]]] = {}
@@ -124,6 +127,12 @@ class TopicRecords:
             if before is not None and before["id"] != fact.topic_id:
                 raise changed(f"topic {name} was created again since it was copied")
             offsets = {int(one): at for one, at in before["offsets"].items()} if before else {}
+            epochs = {int(one): at for one, at in before.get("epochs", {}).items()} if before else {}
+            self._epochs |= {(name, one): at for one, at in epochs.items()}
+            read = {envelope.TopicPartition(name, one): (at, epochs.get(one)) for one, at in offsets.items()}
+            lost = lost_ends(self._topics, read, marks)
+            check_lost(lost, read, self._accept, "copied")
+            offsets |= {place.partition: end for place, end in lost.items()}
             for partition in range(fact.partitions):
                 low = marks[envelope.TopicPartition(name, partition)].low
                 if offsets and partition not in offsets:
@@ -181,9 +190,9 @@ class TopicRecords:
         if offset < self._next[place]:
             raise BrokerRefused(
                 f"{place[0]}:{place[1]}: the position went back from {self._next[place]} to {offset}: the log lost its end",
-                "Compare the topics; to copy from the beginning, give the copy another name",
+                "Start the copy again: it says where, and how to go on",
             )
-        self._next[place] = offset + 1
+        self._next[place], self._epochs[place] = offset + 1, message.leader_epoch()
         counts.read += 1
         if value:
             read.outputs.append(Output(value, message.key()))
@@ -227,6 +236,7 @@ class TopicRecords:
             form=self._processor.form(record.topic),
             time_ms=now_ms(),
             detail=error.detail,
+            leader_epoch=record.leader_epoch,
         )
         dead = dead_letter_record(letter, record.key, record.value, record.headers, self._task.dead_letter)
         return Output(dead.value, dead.key, dead.headers, dead=True)
@@ -277,6 +287,8 @@ class TopicRecords:
         topics: dict[str, Any] = {name: {"id": one, "offsets": {}} for name, one in self._ids.items()}
         for (name, partition), offset in sorted(self._next.items()):
             topics[name]["offsets"][str(partition)] = offset
+            if (epoch := self._epochs.get((name, partition))) is not None:
+                topics[name].setdefault("epochs", {})[str(partition)] = epoch
         return {"cluster": self._cluster, "topics": topics}
 
     @property

@@ -258,7 +258,10 @@ def hops_back(letter: DeadLetterHeaders, place: Hop, *, asserted: bool = False) 
         asserted: The operator asserts that it was never folded where it was rejected.
     """
     died = Hop(
-        letter.topic, letter.partition, letter.offset, topic_id=letter.topic_id, timestamp_ms=letter.timestamp_ms
+        *(letter.topic, letter.partition, letter.offset),
+        topic_id=letter.topic_id,
+        timestamp_ms=letter.timestamp_ms,
+        leader_epoch=letter.leader_epoch,
     )
     back = Redrive(letter.stage, letter.hole, letter.application, asserted, letter.generation)
     return redrive_hops(died, place, back)

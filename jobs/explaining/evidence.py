@@ -37,7 +37,7 @@ class DeadLetters:
         letters: Letters,
         ledger: Ledger,
         places: Collection[Place],
-        topic_ids: Mapping[str, str],
+        own_id: Callable[[Place], str],
         progress: Progress | None = None,
     ) -> "DeadLetters":
         """Read the dead letters of records.
@@ -46,7 +46,7 @@ class DeadLetters:
             letters: The dead letters of a topic.
             ledger: The ledger of the flow that rejected them.
             places: The records.
-            topic_ids: Current id of each topic: a dead letter of an earlier topic of that name is another record's.
+            own_id: Returns the topic id of a record: a dead letter of an earlier topic of that name is another record's.
             progress: Shows how far it is.
         """
         found = dict[Place, list[StoredDeadLetter]]()
@@ -56,7 +56,7 @@ class DeadLetters:
             if (facts := letter.facts) is None or not ledger.mine(facts):
                 continue
             place = Place(facts.topic, facts.partition, facts.offset)
-            if place in places and facts.topic_id in ("", topic_ids.get(facts.topic, "")):
+            if place in places and facts.topic_id in ("", own_id(place)):
                 found.setdefault(place, []).append(letter)
         return cls(found, letters.notes)
 

@@ -136,12 +136,13 @@ def explained(
         raise NotThereError(f"{place}: {NOT_THERE[Found.MISSING if found is Found.FOUND else found]}")
     with _opened(flow, stores, generation) as run:
         ids = {topic: reader.log(topic).topic_id for topic in flow.topics}
-        case = Case(flow, run, place, ids, reader.topic_ids({**run.topic_ids, **ids}))
+        reader.logs = run.logs(ids)
+        case = Case(flow, run, place, ids, reader.topic_ids({**run.topic_ids, **ids}), reader.own_id(place))
         if (early := case.unread(found)) is not None:
             return early if record is None else replace(early, **_facts(record, case.events.of(record)))
         by_flow, dead = (flow.name, run.ref.generation), DeadLetters()
         if record is None and dead_letters is not None:
-            dead = DeadLetters.read(reader.letters(dead_letters), run.ledger, {place}, ids, progress)
+            dead = DeadLetters.read(reader.letters(dead_letters), run.ledger, {place}, reader.own_id, progress)
             record = next(filter(None, map(rejected_record, dead.by_place.get(place, ()))), None)
         read = None if record is None else case.events.of(record)
         near = Near()
@@ -150,7 +151,7 @@ def explained(
             near = case.events.near(record, read, chain.from_iterable(map(reader.records, spans)))
         if dead_letters is not None and not dead.by_place:
             places = {place, *(copy.place for copy in near.copies)}
-            dead = DeadLetters.read(reader.letters(dead_letters), run.ledger, places, ids, progress)
+            dead = DeadLetters.read(reader.letters(dead_letters), run.ledger, places, reader.own_id, progress)
         noted = None
         if journal is not None:
             noted = journaled(reader, journal, by_flow, place, ids[place.topic], run.given_up)
@@ -180,6 +181,7 @@ class Case:
         place: Coordinates of the record.
         topic_ids: Current id of each source.
         roots: Id by topic, for roots without a topic id.
+        own_id: Topic id of the record.
         events: Finds the events of records.
         evidence: What the topics show.
     """
@@ -189,6 +191,7 @@ class Case:
     place: Place
     topic_ids: Mapping[str, str]
     roots: Mapping[str, str]
+    own_id: str
     events: Events = field(init=False)
     evidence: Evidence = field(default_factory=Evidence)
 
@@ -282,7 +285,7 @@ class Case:
         for letter in self.evidence.letters:
             facts, place = letter.facts, Place(letter.place.topic, letter.place.partition, letter.place.offset)
             assert facts is not None
-            own = Node(facts.topic, facts.partition, facts.offset, self.topic_ids[facts.topic], self.flow.cluster)
+            own = Node(facts.topic, facts.partition, facts.offset, self.own_id, self.flow.cluster)
             was, back = self.evidence.redriven(letter)
             # Without its bytes nothing shows whether a hole is filled; beyond its limit the ledger lists nothing.
             unknown = not rows if facts.hole else bool(ledger.forgotten.get(facts.stage or self.flow.stage_names[0]))

@@ -16,8 +16,10 @@ from jobs.dead_letters.letters import Letters
 from jobs.tracing import Found, Place
 from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import broker_error, passes
+from persistence.kafka.facts import branch_id
 from persistence.kafka.headers import headers_of
 from persistence.kafka.reading import assign
+from persistence.manifest import Progress
 
 _SECONDS: Final = 10.0
 _WAIT_SECONDS: Final = 0.02
@@ -69,12 +71,14 @@ class Reader:
 
     Attributes:
         archive: The archive; None for none. What is in it counts as in the log, and only `records` does not read it.
+        logs: Progress of a flow by partition: in branches of a log its records have topic ids of their own.
     """
 
     def __init__(self, settings: KafkaSettings, topics: Topics | None = None) -> None:
         self._settings = settings
         self._topics = topics or Topics(settings)
         self.archive = archived(self._topics)
+        self.logs: Mapping[TopicPartition, Progress] = {}
         self._logs: dict[str, Log] = {}
         self._reads: Consumer | None = None
 
@@ -96,6 +100,12 @@ class Reader:
                 {partition: end for (_, partition), end in ends.items()},
             )
         return self._logs[topic]
+
+    def own_id(self, place: Place) -> str:
+        """Topic id of a record, as the flow reads it."""
+        topic_id, progress = self.log(place.topic).topic_id, self.logs.get(TopicPartition(place.topic, place.partition))
+        number = 0 if progress is None else progress.branch(place.offset)
+        return branch_id(topic_id, number) if number else topic_id
 
     def offsets_at(self, topic: str, time_ms: int) -> dict[int, int]:
         """By partition, the first offset whose record has this timestamp or a later one; the end if there is none."""
@@ -130,7 +140,7 @@ class Reader:
         assign(consumer, [Part(span.topic, span.partition, first)])
         for message in _messages(consumer, (span.topic, span.partition), last - first):
             if first <= message.offset() < last:
-                yield _record(message, log.topic_id)
+                yield _record(message, self.own_id(Place(span.topic, span.partition, message.offset())))
             if message.offset() + 1 >= last:
                 return
 

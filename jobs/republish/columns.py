@@ -81,7 +81,7 @@ class Columns(NamedTuple):
                 if gap:
                     part.next = int(offsets[gap - 1]) + 1
                 source.jumped(part, int(offsets[gap]))
-            part.next = int(offsets[-1]) + 1
+            part.next, part.leader_epoch = int(offsets[-1]) + 1, self.at[self.codes[mine[-1]]][2]
         return self if kept.all() else self.of(kept)
 
 

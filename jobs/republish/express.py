@@ -106,7 +106,7 @@ class Express:
         good = np.empty(len(values[1]), np.bool_)
         found = np.zeros((9, len(good)), np.int64)
         own = np.zeros(len(good), np.int64)
-        _, _, kinds, nodes = read_envelopes(values, keys, _NO_TOPIC, own, _ANY_TYPE, self._limits, good, found)
+        _, _, _, kinds, nodes = read_envelopes(values, keys, _NO_TOPIC, own, _ANY_TYPE, self._limits, good, found)
         topics = [values[0][at : at + size].tobytes().decode() for at, size in kinds[:, :2].tolist()]
         ways: list[frozenset[str] | None] = [frozenset()]
         for before, kind in nodes[1:].tolist():

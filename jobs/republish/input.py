@@ -1,7 +1,7 @@
 """The consuming side of a republisher: its partitions, their progress, and their commits."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -16,11 +16,13 @@ from jobs.republish.delivery import Delivery, cooperates, member_config
 from jobs.republish.growth import Committed, Note
 from jobs.republish.growth_watch import GrowthWatch
 from jobs.republish.offsets import (
+    check_lost,
     commit_in_callback,
     commit_offsets,
     committed,
     failure,
     is_of_another_topic,
+    lost_ends,
     patiently,
 )
 from jobs.republish.partition import Consumed, InputPartition
@@ -58,6 +60,7 @@ class Input:
         growth: Decides which partitions wait because their topic grows.
         ends: Offset to reach by topic and partition; None to read until stopped.
         cluster: Name of the Kafka cluster, when there is more than one.
+        accept: Names of accepted risks.
         pointers: Most records will be read as columns: make no Python objects of them, if that is possible.
 
     Attributes:
@@ -79,8 +82,10 @@ class Input:
         growth: GrowthWatch,
         ends: Mapping[envelope.TopicPartition, int] | None = None,
         cluster: str = "",
+        accept: Collection[str] = (),
         pointers: bool = False,
     ) -> None:
+        self._accept = accept
         self.partitions: dict[tuple[str, int], InputPartition] = {}
         self.assigned = False
         self._statistics = statistics
@@ -283,7 +288,14 @@ class Input:
     def _commit(self, offsets: list[tuple[InputPartition, int]], timeout: float | None) -> None:
         if not offsets:
             return
-        asked = [TopicPartition(part.topic, part.partition, at, metadata=str(part.note)) for part, at in offsets]
+        asked = [
+            TopicPartition(
+                *(part.topic, part.partition, at),
+                metadata=str(part.note),
+                leader_epoch=-1 if part.leader_epoch is None else part.leader_epoch,
+            )
+            for part, at in offsets
+        ]
         if self._is_called_back:
             closing = self._is_closing
             results = commit_in_callback(self._consumer, asked, timeout, self._connection, closing=closing)
@@ -323,8 +335,19 @@ class Input:
         found = patiently(lambda left: committed(consumer, self._every(names), self._connection))
         mine = {(part.topic, part.partition) for part in added}
         starts = [at for at in found if (at.topic, at.partition) in mine]
+        read = {
+            envelope.TopicPartition(at.topic, at.partition): (at.offset, at.leader_epoch)
+            for at in starts
+            if at.offset >= 0 and not is_of_another_topic(at, facts[at.topic].topic_id)
+        }
+        lost = patiently(lambda left: lost_ends(self._topics, read, marks))
+        check_lost(lost, read, self._accept, "republished")
         for at in starts:
-            self._begin(at, facts[at.topic], marks[envelope.TopicPartition(at.topic, at.partition)].low)
+            place = envelope.TopicPartition(at.topic, at.partition)
+            at.offset = lost.get(place, at.offset)
+            self._begin(at, facts[at.topic], marks[place].low)
+            if place in lost:  # what is committed is beyond that
+                self.partitions[place].committed = read[place][0]
         self._delivery.begin(starts)
         # By default the client library would fetch the committed offsets again, and start there.
         self._assign(starts)
@@ -342,7 +365,7 @@ class Input:
             at.offset = OFFSET_BEGINNING
         else:
             part.note = part.noted = replace(Note.read(at.metadata), topic_id=fact.topic_id)
-            part.next, part.committed = max(at.offset, low), at.offset
+            part.next, part.committed, part.leader_epoch = max(at.offset, low), at.offset, at.leader_epoch
             self._count_expired(at.topic, at.partition, at.offset, low)
 
     def _on_revoke(self, consumer: Consumer, gone: list[TopicPartition]) -> None:

@@ -51,6 +51,7 @@ class Loop:
             growth=growth,
             ends=ends,
             cluster=of._cluster,
+            accept=of._accept,
             pointers=processor.forwards and not judging,
         )
         self._worker = Worker(

@@ -1,18 +1,24 @@
 """Offsets of a consumer group: each is committed with the id of its topic, and more; see `Note`."""
 
+import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Final, TypeVar, cast
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+import envelope
+from jobs.republish.absence import Unsafe
 from jobs.republish.growth import Note
-from persistence.kafka import BrokerError, BrokerRefused, BrokerUnavailable
+from persistence.kafka import BrokerError, BrokerRefused, BrokerUnavailable, Topics
 from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error
+from persistence.kafka.facts import BEYOND_END, Watermarks
 
 T = TypeVar("T")
+Read: TypeAlias = Mapping[Any, tuple[int, int | None]]
+_LOG = logging.getLogger("headwater.republish")
 
 PATIENCE_SECONDS: Final = 60.0  # a fifth of max.poll.interval.ms, after which the group would remove this member
 _LEAST_SECONDS: Final = 1.0  # least time to wait for an answer, even after the deadline
@@ -59,6 +65,48 @@ def committed(consumer: Consumer, parts: Sequence[TopicPartition], hint: str) ->
         if at.error:
             raise failure(at.error, f"{doing}, {at.topic}:{at.partition}")
     return found
+
+
+def lost_ends(topics: Topics, read: Read, marks: Mapping[envelope.TopicPartition, Watermarks]) -> dict[Any, int]:
+    """Return where logs end, or were cut and written anew (KIP-320), below what was read of them; only these logs.
+
+    Args:
+        topics: Access to topics.
+        read: By topic and partition the offset up to which it was read, and the leader epoch of the last record.
+        marks: The ends of the logs.
+    """
+    asked = {
+        place: epoch
+        for place, (_, epoch) in read.items()
+        if epoch is not None and marks[place].leader_epoch not in (None, epoch)
+    }
+    ends = topics.epoch_ends(asked) if asked else {}
+    found = {place: min(ends.get(place, offset), marks[place].high) for place, (offset, _) in read.items()}
+    return {place: max(end, 0) for place, end in found.items() if end < read[place][0]}
+
+
+def check_lost(lost: Mapping[Any, int], read: Read, accept: Collection[str], did: str) -> None:
+    """Refuse logs that lost records, unless that is accepted.
+
+    Args:
+        lost: From `lost_ends`.
+        read: As there.
+        accept: Names of accepted risks.
+        did: What was done with the records, as in "republished".
+
+    Raises:
+        Unsafe: The risk is not accepted.
+    """
+    for (topic, partition), end in sorted(lost.items()):
+        what = (
+            f"{topic}:{partition} is {did} up to {read[topic, partition][0]}, but the broker lost its records from offset {end} "
+            "on, and gives these offsets to other records"
+        )
+        if BEYOND_END not in accept:
+            raise Unsafe(
+                what, f"Accept the risk to resume at offset {end} with the new records (--accept {BEYOND_END})"
+            )
+        _LOG.warning("%s", what)
 
 
 def is_of_another_topic(at: TopicPartition, topic_id: str) -> bool:

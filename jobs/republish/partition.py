@@ -41,6 +41,7 @@ class InputPartition:
         begin: Offset to start at when nothing is committed.
         next: Offset after the last processed record; None before the first.
         committed: `next` at the last commit.
+        leader_epoch: Leader epoch of the last processed record; None when unknown.
         note: Note to commit with the offset ...
         noted: ... and the note at the last commit.
         end: Offset at which it counts as caught up; None when no end was requested.
@@ -48,7 +49,8 @@ class InputPartition:
     """
 
     __slots__ = (
-        *("begin", "committed", "due_ms", "end", "hops", "note", "next", "noted", "partition", "topic", "topic_id"),
+        *("begin", "committed", "due_ms", "end", "hops", "leader_epoch", "note", "next", "noted", "partition"),
+        *("topic", "topic_id"),
     )
 
     def __init__(self, topic: str, partition: int, via: str, topic_id: str, end: int | None, cluster: str) -> None:
@@ -59,6 +61,7 @@ class InputPartition:
         self.begin = 0
         self.next: int | None = None
         self.committed: int | None = None
+        self.leader_epoch: int | None = None
         self.note = self.noted = Note(topic_id)
         self.end = end
         self.due_ms = 0

@@ -26,6 +26,7 @@ from jobs.republish.topic_check import TopicReplaced
 from persistence.compaction import COMPACTED_SOURCE, compaction
 from persistence.growth import GROWN_UNDRAINED, METADATA_MAX_AGE_SECONDS
 from persistence.kafka import AcknowledgedProducer, BrokerError, KafkaSettings, Topics
+from persistence.kafka.facts import BEYOND_END
 from persistence.kafka.producer import batch_bytes
 from persistence.names import FlowRef
 from persistence.protocol import StateStore
@@ -33,7 +34,7 @@ from persistence.registry import preflight, risks
 
 _LOG = logging.getLogger("headwater.republish")
 
-_RISKS: Final = (COMPACTED_SOURCE, GROWN_UNDRAINED)
+_RISKS: Final = (BEYOND_END, COMPACTED_SOURCE, GROWN_UNDRAINED)
 _START_SECONDS: Final = 10.0  # to wait for a broker at the start
 
 
@@ -78,7 +79,7 @@ class Republisher:
             wait, infinity for no limit.
         metadata_max_age: Seconds for which producers of the source may not know of new partitions: the largest
             `metadata.max.age.ms` of all producers.
-        accept: Names of accepted risks: `compacted-source`, `grown-undrained`.
+        accept: Names of accepted risks: `beyond-end`, `compacted-source`, `grown-undrained`.
         max_outputs: Maximum number of outputs of one input.
         roots: Topics that a chain may begin with; None for any.
         headers_mirror: Write the envelope's mirror into headers.

@@ -140,7 +140,7 @@ class Worker:
             record = self._record(message, part, offset)
             if not self._waits(record, part):
                 outbox.extend(self._process(record, part))
-                part.next = offset + 1
+                part.next, part.leader_epoch = offset + 1, record.leader_epoch
             if outbox.added >= _MOST_WAITING:
                 self._send(outbox)
         self._send(outbox)
@@ -279,6 +279,7 @@ class Worker:
             detail=error.detail,
             raised=error.raised,
             timestamp_ms=record.timestamp_ms,
+            leader_epoch=record.leader_epoch,
         )
         self._counts.dead_lettered[error.reason.value] += 1
         self._dead.append(dead_letter_record(letter, record.key, record.value, record.headers, self._dead_letter[1]))

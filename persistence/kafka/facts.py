@@ -1,6 +1,10 @@
 """What a broker tells about a topic."""
 
 from dataclasses import dataclass
+from typing import Final
+
+BEYOND_END: Final = "beyond-end"
+"""Risk that a log lost records that were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,19 @@ class Watermarks:
     Attributes:
         low: First offset in the log.
         high: Offset that the next record will get, or the first offset of an open transaction.
+        leader_epoch: Epoch of the partition's leader; None if the broker gives none.
     """
 
     low: int
     high: int
+    leader_epoch: int | None = None
+
+
+def branch_id(topic_id: str, number: int) -> str:
+    """Topic id of the records of a branch of a log (`persistence.manifest.Progress`): their offsets were used before."""
+    return f"{topic_id}~{number}"
+
+
+def broker_id(topic_id: str) -> str:
+    """The id by which the broker knows the topic of a record."""
+    return topic_id.partition("~")[0]

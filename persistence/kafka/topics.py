@@ -20,6 +20,7 @@ from confluent_kafka.admin import (
     AclOperation,
     AdminClient,
     ConfigResource,
+    ListOffsetsResultInfo,
     NewPartitions,
     NewTopic,
     OffsetSpec,
@@ -27,6 +28,7 @@ from confluent_kafka.admin import (
 )
 
 from envelope import TopicPartition
+from envelope.limits import MAX_EPOCH
 from persistence.kafka.errors import (
     NOT_YET,
     STALE_EPOCH,
@@ -40,6 +42,7 @@ from persistence.kafka.errors import (
     unreachable,
 )
 from persistence.kafka.facts import TopicFacts, Watermarks
+from persistence.kafka.reading import epoch_ends
 from persistence.kafka.settings import KafkaSettings, SettingsError
 
 T = TypeVar("T")
@@ -213,7 +216,21 @@ class Topics:
         parts = [TopicPartition(name, part) for name, count in self.partitions(names).items() for part in range(count)]
         low = self._until(lambda: self._list_offsets(parts, OffsetSpec.earliest()))  # type: ignore[no-untyped-call]
         high = self._until(lambda: self._list_offsets(parts, OffsetSpec.latest()))  # type: ignore[no-untyped-call]
-        return {part: Watermarks(low[part], high[part]) for part in parts}
+        return {part: Watermarks(low[part].offset, high[part].offset, high[part].leader_epoch) for part in parts}
+
+    def leader_epochs(self, parts: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
+        """Return the epoch of the leader of each partition; None if the broker gives none."""
+        asked = list(parts)
+        found = self._until(lambda: self._list_offsets(asked, OffsetSpec.latest()))  # type: ignore[no-untyped-call]
+        return {part: one.leader_epoch for part, one in found.items()}
+
+    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Return where the records of a leader epoch and of earlier ones end in a partition's log; -1 if it has none (KIP-320).
+
+        Args:
+            epochs: The epoch by partition.
+        """
+        return epoch_ends(self._settings, epochs, self._timeout)
 
     def offsets_at(self, name: str, time_ms: int) -> dict[int, int]:
         """Return by partition the first offset whose record has this timestamp or a later one; -1 if there is none.
@@ -224,10 +241,21 @@ class Topics:
         """
         parts = [TopicPartition(name, part) for part in range(self.partitions([name])[name])]
         found = self._until(lambda: self._list_offsets(parts, OffsetSpec.for_timestamp(max(time_ms, 0))))
-        return {part.partition: offset for part, offset in found.items()}
+        return {part.partition: one.offset for part, one in found.items()}
 
     def ends(self, names: Iterable[str]) -> dict[TopicPartition, int]:
         """Return the offset that the next record of every partition of the topics will get."""
+        return {part: one.offset for part, one in self._latest(names).items()}
+
+    def heads(self, names: Iterable[str]) -> dict[TopicPartition, tuple[int, int]]:
+        """Return `ends` with the epoch of each partition's leader; the highest one if the broker gives none."""
+        found = self._latest(names)
+        return {
+            part: (one.offset, MAX_EPOCH if one.leader_epoch is None else one.leader_epoch)
+            for part, one in found.items()
+        }
+
+    def _latest(self, names: Iterable[str]) -> dict[TopicPartition, ListOffsetsResultInfo]:
         parts = [TopicPartition(name, part) for name, count in self.partitions(names).items() for part in range(count)]
         return self._until(lambda: self._list_offsets(parts, OffsetSpec.latest(), committed=False))  # type: ignore[no-untyped-call]
 
@@ -340,17 +368,17 @@ class Topics:
 
     def _list_offsets(
         self, parts: Sequence[TopicPartition], at: OffsetSpec, *, committed: bool = True
-    ) -> dict[TopicPartition, int]:
+    ) -> dict[TopicPartition, ListOffsetsResultInfo]:
         if not parts:
             return {}
         asked = {confluent_kafka.TopicPartition(topic, part): at for topic, part in parts}
         isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
 
-        def ask(patience: float) -> dict[TopicPartition, int]:
+        def ask(patience: float) -> dict[TopicPartition, ListOffsetsResultInfo]:
             return {
                 TopicPartition(part.topic, part.partition): self._result(
                     future, f"the end of {part.topic}:{part.partition}", patience
-                ).offset
+                )
                 for part, future in self._admin.list_offsets(asked, isolation_level=isolation).items()
             }
 

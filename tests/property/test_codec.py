@@ -11,9 +11,14 @@ from envelope import envelope_pb2 as pb
 from envelope.codec import Rewriter, encode_hop, parse, rewrite
 from envelope.framing import strip_frame
 from envelope.hops import HopWriter
+from envelope.limits import MAX_EPOCH, OFFSET_BITS
 
 I64 = st.integers(-(2**63), 2**63 - 1)
 OFFSETS = st.integers(0, 2**63 - 2) | st.integers(2**14 - 2, 2**14 + 2)
+PLACES = st.tuples(OFFSETS, st.none() | st.integers(-1, 0)) | st.tuples(
+    st.integers(0, 2**OFFSET_BITS - 1), st.integers(1, MAX_EPOCH)
+)
+"""Offsets with leader epochs; both together have to fit in 63 bits."""
 U32 = st.none() | st.integers(0, 2**32 - 1)
 NAMES = st.from_regex(r"[a-zA-Z0-9_-][a-zA-Z0-9._-]{0,30}", fullmatch=True)
 TEXT = st.text(max_size=20)
@@ -21,10 +26,10 @@ TEXT = st.text(max_size=20)
 UNKNOWN = st.sampled_from([b"", b"\xc0\x3e\x07", b"\xc0\x3e\x07\xca\x3e\x02hi"])
 
 hops = st.builds(
-    Hop,
+    lambda place, **fields: Hop(offset=place[0], leader_epoch=place[1], **fields),
+    place=PLACES,
     topic=NAMES,
     partition=st.integers(0, 2**31 - 1),
-    offset=OFFSETS,
     via=TEXT,
     index=U32,
     count=U32,
@@ -32,7 +37,6 @@ hops = st.builds(
     keyless=st.booleans(),
     pass_through=st.booleans(),
     topic_id=TEXT,
-    leader_epoch=st.none() | st.integers(-1, 2**31 - 1),
     timestamp_ms=st.none() | I64,
     cluster=TEXT,
     unknown=UNKNOWN,
@@ -190,9 +194,8 @@ def test_confluent_framing_is_stripped(envelope: Envelope, schema: int, indexes:
 
 
 STEPS = st.tuples(
-    OFFSETS | st.integers(10**6, 10**6 + 40_000),
+    PLACES | st.tuples(st.integers(10**6, 10**6 + 40_000), st.none() | st.integers(0, 2)),
     st.none() | st.integers(-5, 2**42) | st.integers(1_700_000_000_000, 1_700_000_040_000),
-    st.none() | st.integers(0, 2),
     st.sampled_from([(0, 1, False, False), (0, 2, False, False), (1, 2, True, False), (0, 1, False, True)]),
 )
 
@@ -202,7 +205,7 @@ def test_the_hop_writer_writes_what_the_codec_writes(
     topic: str, partition: int, via: str, topic_id: str, cluster: str, steps: list
 ) -> None:
     writer = HopWriter(topic, partition, via, topic_id=topic_id, cluster=cluster)
-    for offset, timestamp_ms, epoch, (index, count, rekeyed, pass_through) in steps:
+    for (offset, epoch), timestamp_ms, (index, count, rekeyed, pass_through) in steps:
         hop = Hop(
             topic, partition, offset, via, index, count, rekeyed, pass_through, topic_id, epoch, timestamp_ms, cluster
         )

@@ -160,9 +160,9 @@ def agrees(values: list[bytes | None], keys: list[bytes | None]) -> None:
             name: comparable(one) for name, one in (expected.columns or {}).items()
         }
         assert (row["_event_id"], row["_event_time_us"]) == (expected.event_id, expected.event_time_us)
-        assert row["_p0"] == expected.lineage.root.offset
         signature = batch.signatures[row["_signature"]]
         standing = expected.lineage.standing()
+        assert row["_p0"] == standing.position[0]
         assert (signature.kept.lane, signature.topic) == (standing.lane, expected.lineage.root.topic)
 
 
@@ -170,10 +170,11 @@ def usual(rng: random.Random) -> bytes:
     """An envelope as our codec or any protobuf library writes it."""
     topics, vias = rng.sample(["raw", "mid.x", "a-b_c"], 3), ["", "r", "s/ü"]
     chain = [
-        Hop(topic, rng.choice([0, 1, 2**31 - 1]), rng.choice([0, 7, 2**63 - 2]), rng.choice(vias),
+        Hop(topic, rng.choice([0, 1, 2**31 - 1]), offset, rng.choice(vias),
             rng.choice([None, 0, 2**32 - 1]), None, rng.random() < 0.3, timestamp_ms=rng.choice([None, -5]),
-            topic_id=rng.choice(["", "ü"]), keyless=rng.random() < 0.3)
+            topic_id=rng.choice(["", "ü"]), keyless=rng.random() < 0.3, leader_epoch=epoch)
         for topic in topics[: rng.randrange(4)]
+        for offset, epoch in [rng.choice([(0, None), (7, 3), (2**63 - 2, 0), (2**45 - 1, 2**18 - 1), (8, -1)])]
     ]  # fmt: skip
     payload = Leg(tail=rng.choice(["", "N1", "Ü€"]), minutes=rng.choice([0, -1, 2**62]), late=True).SerializeToString()
     fields = {
@@ -251,6 +252,9 @@ def like(chain: tuple[Hop, ...], rng: random.Random) -> bytes:
         number = varint(3 << 3) + varint(offset)
         inner += rng.choice([number] * 12 + [b"", b"\x20\x01", number[:-1] + bytes([number[-1] | 0x80, 0]), number * 2])
         inner += pb.Hop(via=hop.via, index=hop.index, topic_id=hop.topic_id, timestamp_ms=5).SerializeToString()
+        if rng.random() < 0.3:
+            epoch = rng.choice([0, 1, 1, 1, 2**18 - 1, 2**18, -1])
+            inner += pb.Hop(leader_epoch=epoch).SerializeToString()
         if rng.random() < 0.1:
             inner += rng.choice([number, number + varint(6 << 3 | 0) + b"\x01", b"\x00", varint(2 << 3) + b"\x03"])
         if rng.random() < 0.1:

@@ -71,6 +71,9 @@ class SimulatedTopics:
     def ends(self, names: Iterable[str]) -> dict[Place, int]:
         return {at: marks.high for at, marks in self.marks(names).items()}
 
+    def heads(self, names: Iterable[str]) -> dict[Place, tuple[int, int]]:
+        return {at: (marks.high, 0) for at, marks in self.marks(names).items()}
+
     def static_member(self, group: str, instance: str) -> str | None:
         """The last member that joined, until its session ends: a static member does not leave its group."""
         member = self._cluster.readers[group].members.get(int(instance[-1]))

@@ -69,6 +69,9 @@ class Broker:
     def ends(self, _names: Sequence[str]) -> dict[TopicPartition, int]:
         return {}
 
+    def heads(self, _names: Sequence[str]) -> dict[TopicPartition, tuple[int, int]]:
+        return {}
+
     def marks(self, _names: Sequence[str]) -> dict[TopicPartition, Watermarks]:
         return {place: Watermarks(self.lows.get(place, 0), end) for place, end in self.highs.items()}
 

@@ -44,6 +44,28 @@ def test_the_root_is_the_first_hop_and_the_own_coordinates_are_the_last_node() -
     assert lineage.standing().position == (17, 0, 1)
 
 
+def test_a_root_s_position_has_its_leader_epoch_before_its_offset() -> None:
+    """KIP-320: an offset may be used twice, in two epochs. Epoch 0, or none, leaves the offset as it is."""
+    positions = [
+        line(Hop("a", 2, offset, "r", 0, topic_id="idA", leader_epoch=epoch), hop(B, via="s", index=1, leader_epoch=9))
+        .standing()
+        .position
+        for epoch, offset in [
+            (None, 9),
+            (-1, 9),
+            (0, 9),
+            (0, 2**45 - 1),
+            (3, 5),
+            (3, 9),
+            (4, 0),
+            (2**18 - 1, 2**45 - 1),
+        ]
+    ]
+    assert positions[:3] == [(9, 0, 1)] * 3
+    assert positions[2:] == sorted(positions[2:])
+    assert positions[-1] == (2**63 - 1, 0, 1)
+
+
 def test_partitions_are_part_of_the_lane_up_to_the_last_rekeyed_hop_only() -> None:
     kept = line(hop(A, via="r", index=0), hop(B, via="s", index=0))
     assert kept.standing().lane == "a:2#idA>r>b>s>c"

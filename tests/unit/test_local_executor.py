@@ -4,13 +4,14 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import polars as pl
 import pytest
+from msgspec.structs import replace as replaced
 
 from aggregations.definition.aggregates import count
 from aggregations.definition.element import Record
@@ -39,6 +40,7 @@ from persistence.commit.faults import NoFaults, use
 from persistence.errors import Fenced
 from persistence.kafka import KafkaSettings
 from persistence.kafka.facts import Watermarks
+from persistence.manifest import Progress
 from tests.support.pure import batches_of, fresh_store
 from tests.unit.test_scattered_items import BROKEN, FLOWS, letter, order
 
@@ -61,6 +63,12 @@ class Broker:
         return dict.fromkeys(names, self.count)
 
     def ends(self, _names: Sequence[str]) -> dict[TopicPartition, int]:
+        return {}
+
+    def leader_epochs(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
+        return dict.fromkeys(places, 4)
+
+    def heads(self, _names: Sequence[str]) -> dict[TopicPartition, tuple[int, int]]:
         return {}
 
     def marks(self, _names: Sequence[str]) -> dict[TopicPartition, Watermarks]:
@@ -217,6 +225,26 @@ def test_windows_close_across_batches_as_in_memory(
     assert memory.run.manifest is not None
     assert run.run.manifest is not None
     assert run.run.manifest.positions == memory.run.manifest.positions
+
+
+def test_offsets_that_a_truncated_log_gave_twice_are_other_events_in_a_branch_with_dead_letters_of_their_own(
+    few: int, local: Callable[..., Local]
+) -> None:
+    """KIP-320: the log was cut at 5, the loss is accepted, and other records have the offsets from there on."""
+    run = local(legs("tail", "carrier"))
+    run.process([leg(n, "N1", "A") for n in range(10)])
+    branch = Progress(5, leader_epoch=4, branches=((5, 4),))
+    run.run.start_at("legs", "L", {0: 5}, logs={0: branch})
+    bad = replace(leg(6, "N1", "A"), value=b"?")
+    run.process([leg(5, "N1", "A"), bad, leg(7, "N1", "A")])
+    assert run.results("tail") == {b"N1": {"n": 12}}
+    assert run.results("carrier") == {b"A": {"n": 12}}
+    assert run.states("tail")[b"N1"].histories.lanes.keys() == {"legs:0#L", "legs:0#L~4"}
+    [died] = [one.own for one in run.dead]
+    assert (died.offset, died.topic_id) == (6, "L~4")
+    assert run.run.manifest is not None
+    assert run.run.manifest.positions == {"legs": {0: replaced(branch, next_offset=8)}}
+    assert not run.batches.total.counts.verdicts["tail"].keys() & {"stale_incarnation", "duplicate"}
 
 
 def test_a_batch_of_few_records_and_one_of_many_store_the_same_bytes(

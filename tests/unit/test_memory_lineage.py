@@ -9,6 +9,7 @@ import pytest
 from aggregations.definition.flow import Flow
 from aggregations.run.memory import MemoryRunner
 from envelope import Hop, Siblings, Verdict, decode
+from tests.support.both import Both
 from tests.support.pure import FLEET, TOPIC, bare, chained, fresh_store, hop, leg, runner, states, wrapped
 
 
@@ -46,6 +47,26 @@ def test_messages_of_one_root_that_no_index_tells_apart_are_folded_as_the_source
         run.process(records)
         total += new
         assert states(run, "a") == {"N1": {"n": total, "m": total}}
+
+
+def test_an_offset_that_a_truncated_log_gave_twice_is_two_events_behind_a_republisher():
+    """KIP-320: the republisher's consumer is reset and sends the log again, with other records from offset 5 on."""
+    flow = Flow("f").source(wrapped()).aggregate("a", "tail", FLEET)
+
+    def sent(number, offset, epoch):
+        return chained(number, Hop("raw", 0, offset, "wrap", 0, topic_id="R", leader_epoch=epoch), minutes=1)
+
+    first = [sent(n, n, 3) for n in range(10)]
+    again = [sent(10 + n, n, 3 if n < 5 else 4) for n in range(13)]
+    run = runner(flow)
+    run.process(first)
+    run.process(again)
+    assert run.process([sent(30, 7, 3), sent(31, 7, 4)]).verdicts["a"] == Counter(duplicate=2)
+    assert states(run, "a") == {"N1": {"n": 18, "m": 18}}
+    both = Both(flow)
+    both.process(first)
+    both.process(again)
+    assert both.results("a") == {b"N1": {"n": 18, "m": 18}}
 
 
 def test_a_root_topic_created_again_is_folded_beside_the_old_one():

@@ -2,18 +2,20 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
 
 from aggregations.errors import DefinitionChangedError, RunRefusedError
+from aggregations.run.common import common
 from aggregations.run.consistency import check_durability, check_marks, check_stores
 from aggregations.run.plan import Broker, PartitionPlan, Plan, plan
 from aggregations.run.risks import Risk, refuse
 from persistence.findings import Finding
 from persistence.manifest import Growth, Manifest, Progress
 from persistence.marks import Bucket, Mark
-from persistence.protocol import Capabilities
+from persistence.protocol import Capabilities, FlowRef
 
 NOTHING = Bucket()
 
@@ -65,6 +67,76 @@ def test_a_manifest_beyond_the_end_of_the_log_is_a_risk() -> None:
     found = planned(manifest(140))
     assert risks(found.findings) == ["beyond-end"]
     assert found.partitions[0].start == 100
+
+
+def cut(
+    next_offset: int, end: int | None, *, crashed: bool = False, high: int = 100, low: int = 0, **known: Any
+) -> tuple[list[str], Progress]:
+    """The risks and the progress of a partition whose records of leader epoch 3 end there; its leader has epoch 5."""
+    progress = Progress(next_offset, leader_epoch=3, **known)
+    stored = Manifest(1, 1, {"t": {0: progress}}, {"t": "one"}, {"t": ("one",)})
+    ends = {} if end is None else {0: end}
+    broker = Broker("t", "one", {0: (low, high)}, leader_epochs={0: 5}, epoch_ends=ends)
+    found = plan("flow", stored, [("s", stored)], broker, crashed=crashed)
+    return risks(found.findings), found.logs[0]
+
+
+def test_a_log_that_was_cut_and_written_past_the_position_is_a_risk_and_resumes_at_the_cut_in_a_branch() -> None:
+    assert cut(40, 30) == (["beyond-end"], Progress(30, leader_epoch=5, branches=((30, 5),)))
+    assert cut(40, 30, high=30) == (["beyond-end"], Progress(30, leader_epoch=5, branches=((30, 5),)))
+    assert cut(40, 30, branches=((20, 2), (35, 3))) == (
+        ["beyond-end"],
+        Progress(30, leader_epoch=5, branches=((20, 2), (30, 5))),
+    )
+
+
+def test_a_new_leader_that_has_all_records_is_noted_and_nothing_else() -> None:
+    assert cut(40, 40) == cut(40, 50) == ([], Progress(40, leader_epoch=5))
+
+
+def test_after_a_crash_and_a_new_leader_records_from_the_end_of_the_old_epoch_on_are_others() -> None:
+    """The crashed run may have folded records beyond the manifest, and those may be lost."""
+    assert cut(40, 50, crashed=True) == ([], Progress(40, leader_epoch=5, branches=((50, 5),)))
+    assert cut(40, None, crashed=True) == ([], Progress(40, leader_epoch=5))
+
+
+def test_a_log_that_ends_below_the_position_resumes_at_its_end_in_a_branch_also_without_a_new_leader() -> None:
+    assert cut(40, None, high=20, branches=((10, 5),)) == (
+        ["beyond-end"],
+        Progress(20, leader_epoch=5, branches=((10, 5), (20, 6))),
+    )
+
+
+def test_a_leader_that_knows_no_record_of_the_epoch_is_a_risk_and_nothing_is_read_twice() -> None:
+    assert cut(40, -1) == (["beyond-end"], Progress(40, leader_epoch=5, branches=((40, 5),)))
+
+
+def test_branches_below_the_beginning_of_the_log_are_forgotten_but_for_the_last() -> None:
+    assert cut(40, 40, low=25, branches=((10, 2), (20, 3), (30, 4)))[1].branches == ((20, 3), (30, 4))
+
+
+def test_the_store_that_is_furthest_decides_whether_records_were_lost() -> None:
+    """Downstream was written before the crash; upstream reads on below the cut."""
+    up, down = (
+        Manifest(1, 1, {"t": {0: Progress(at, leader_epoch=3)}}, {"t": "one"}, {"t": ("one",)}) for at in (20, 40)
+    )
+    broker = Broker("t", "one", {0: (0, 100)}, leader_epochs={0: 5}, epoch_ends={0: 30})
+    found = plan("flow", common([up, down], FlowRef("flow")), [("up", up), ("down", down)], broker)
+    assert (risks(found.findings), found.logs[0]) == (
+        ["beyond-end"],
+        Progress(20, leader_epoch=5, branches=((30, 5),)),
+    )
+
+
+def test_a_branch_that_one_store_has_noted_holds_for_all_and_their_positions_beyond_it_go_back() -> None:
+    """A run that died while it noted an accepted loss has written it downstream only."""
+    up = Manifest(1, 1, {"t": {0: Progress(40, leader_epoch=3)}}, {"t": "one"}, {"t": ("one",)})
+    noted = Progress(30, leader_epoch=5, branches=((30, 5),))
+    down = Manifest(2, 1, {"t": {0: noted}}, {"t": "one"}, {"t": ("one",)})
+    assert check_stores("f", [("up", up), ("down", down)], {}) == []
+    found = common([up, down], FlowRef("flow"))
+    assert found is not None
+    assert found.positions == {"t": {0: noted}}
 
 
 def test_a_topic_that_was_created_again_is_a_risk_and_begins_anew() -> None:
