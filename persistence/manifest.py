@@ -282,6 +282,11 @@ def branched(branches: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]
     return tuple(kept)
 
 
+def written_anew(branches: Sequence[tuple[int, int]], first: int, epoch: int | None) -> tuple[tuple[int, int], ...]:
+    """Branches of one log with a new one from an offset on, which was noticed in a leader epoch."""
+    return branched((*branches, (first, max(epoch or 0, 1, *(1 + number for _, number in branches)))))
+
+
 def reached(progress: Progress, others: Iterable[Progress]) -> int:
     """Next offset of one store in the log as it is now, which may have lost records since: another store notes that."""
     noted = max((number for _, number in progress.branches), default=0)

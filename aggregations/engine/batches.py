@@ -34,7 +34,7 @@ from aggregations.run.incarnations import NO_ID, merge_incarnations
 from aggregations.run.live import check_newest
 from aggregations.run.retire import Retirement
 from aggregations.run.run import Run
-from aggregations.run.turns import begin_batch
+from aggregations.run.turns import begin_batch, forget_beyond
 from envelope import TopicPartition
 from envelope.dedup.history import width_of
 from persistence.commit.faults import close_of, effect
@@ -342,7 +342,7 @@ class Batches:
             return
         if found is None:
             noted = [place for place, one in known.items() if one.leader_epoch is not None]
-            found = self._repeated("leader epochs", lambda: topics.leader_epochs(noted))
+            found = self._repeated("leader epochs", lambda: topics.leader_epochs(noted)) if noted else {}
         changed = {
             place: epoch
             for place, epoch in found.items()
@@ -350,9 +350,10 @@ class Batches:
         }
         if changed:
             read = {place: (known[place].leader_epoch, known[place].next_offset) for place in changed}
-            self._repeated("ends of leader epochs", lambda: check_logs(topics, self._flow, read, changed))
+            ends = self._repeated("ends of leader epochs", lambda: check_logs(topics, self._flow, read, changed))
             if notes:
-                self._repeated("leader epochs", lambda: run.note_epochs(changed))
+                forget_beyond(run, ends)
+                self._repeated("leader epochs", lambda: run.note_epochs(changed, ends))
 
     def check_topics(self, ends: Mapping[TopicPartition, int]) -> None:
         """Raise if rows that were read do not belong to the sources as they are; a broker that does not answer is asked again.

@@ -74,7 +74,9 @@ def check_source(topics: Topics, flow: Flow[Any], name: str, known: str, read: R
         check_logs(topics, flow, asked, topics.leader_epochs(asked))
 
 
-def check_logs(topics: Topics, flow: Flow[Any], read: Read, epochs: Mapping[TopicPartition, int | None]) -> None:
+def check_logs(
+    topics: Topics, flow: Flow[Any], read: Read, epochs: Mapping[TopicPartition, int | None]
+) -> dict[TopicPartition, int]:
     """Check that logs still have what was read of them: where the leader is another one, they may have lost it.
 
     Args:
@@ -82,6 +84,9 @@ def check_logs(topics: Topics, flow: Flow[Any], read: Read, epochs: Mapping[Topi
         flow: The flow.
         read: What was read.
         epochs: Epoch of each partition's leader after that.
+
+    Returns:
+        Where the records end of the epochs as of which they were read, for the partitions with another leader.
 
     Raises:
         RunRefusedError: Records were lost.
@@ -97,6 +102,7 @@ def check_logs(topics: Topics, flow: Flow[Any], read: Read, epochs: Mapping[Topi
         ],
         (),
     )
+    return ends
 
 
 class RootTopics:

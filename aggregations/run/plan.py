@@ -11,7 +11,7 @@ from aggregations.run.growth import advance, describe
 from aggregations.run.risks import Risk, unsafe
 from persistence.findings import Finding
 from persistence.growth import undrained
-from persistence.manifest import Growth, Manifest, Progress, branched, progress_of, reached
+from persistence.manifest import Growth, Manifest, Progress, progress_of, reached, written_anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,19 +252,17 @@ def _as_it_is(
             )
         )
         first = high
-    branches = log.branches
-    if first is not None:
-        branches = branched((*branches, (first, max(epoch or 0, *(1 + number for _, number in branches), 1))))
+    branches = log.branches if first is None else written_anew(log.branches, first, epoch)
     here = max((number for at, number in branches if at <= low), default=0)  # records below `low` are not read again
     offset = min(log.next_offset, first) if findings and first is not None else log.next_offset
     return Progress(offset, None, epoch, tuple(one for one in branches if one[1] >= here)), findings
 
 
 def cut(flow: str, place: str, furthest: int, end: int, epoch: int | None) -> Finding:
-    """A log lost records that were folded, and gives their offsets to new ones."""
+    """A log lost records that were read, and gives their offsets to new ones."""
     return unsafe(
         Risk.BEYOND_END,
-        f"flow {flow}: {place} is folded up to {furthest}, but the broker lost its records from offset {end} on, and writes other "
+        f"flow {flow}: {place} is read up to {furthest}, but the broker lost its records from offset {end} on, and writes other "
         f"records at these offsets, in leader epoch {epoch}",
         f"What was folded of the lost records stays in the states. Accept the risk to resume at offset {end} with the new records",
     )

@@ -18,7 +18,7 @@ from envelope import TopicPartition
 from persistence.commit.faults import EPOCH, FINISH, LEDGER, effect
 from persistence.commit.order import store_order
 from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
-from persistence.manifest import GivenUp, Growth, Manifest, Progress, Rebuilt, unread, with_progress_of
+from persistence.manifest import GivenUp, Growth, Manifest, Progress, Rebuilt, unread, with_progress_of, written_anew
 from persistence.marks import Bucket, KnownMarks
 from persistence.protocol import FlowRef, StageRef, StateStore
 from persistence.times import Committed, committed
@@ -122,12 +122,23 @@ class Run:
             for partition, progress in parts.items()
         }
 
-    def note_epochs(self, epochs: Mapping[TopicPartition, int]) -> None:
-        """Note the epochs of partitions' leaders in every store, between two batches."""
+    def note_epochs(self, epochs: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]) -> None:
+        """Note the epochs of partitions' leaders in every store, between two batches.
+
+        Args:
+            epochs: The epochs.
+            ends: Where the records of the former epochs end. An earlier run that crashed may have folded later ones.
+        """
         assert self.manifest is not None
         positions = {topic: dict(parts) for topic, parts in self.manifest.positions.items()}
-        for (topic, partition), epoch in epochs.items():
-            positions[topic][partition] = msgspec.structs.replace(positions[topic][partition], leader_epoch=epoch)
+        for place, epoch in epochs.items():
+            old = positions[place.topic][place.partition]
+            branches = (
+                written_anew(old.branches, ends[place], epoch) if self.replays and place in ends else old.branches
+            )
+            positions[place.topic][place.partition] = msgspec.structs.replace(
+                old, leader_epoch=epoch, branches=branches
+            )
         self.note(self.changed(positions=positions))
 
     def look(

@@ -66,7 +66,7 @@ class TopicRecords:
         if settings is not None and not cluster:
             raise UsageError("a copy from another cluster needs the name of that cluster (cluster=)")
         if unknown := sorted({*accept} - {BEYOND_END, COMPACTED_SOURCE}):
-            raise UsageError(f"unknown risk {', '.join(unknown)}; choose from {BEYOND_END}, {COMPACTED_SOURCE}")
+            raise UsageError(f"unknown risk {', '.join(unknown)}; choose from {COMPACTED_SOURCE}, {BEYOND_END}")
         self._settings = settings
         self._cluster = cluster
         self._accept = accept

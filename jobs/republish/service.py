@@ -34,7 +34,7 @@ from persistence.registry import preflight, risks
 
 _LOG = logging.getLogger("headwater.republish")
 
-_RISKS: Final = (BEYOND_END, COMPACTED_SOURCE, GROWN_UNDRAINED)
+_RISKS: Final = (COMPACTED_SOURCE, GROWN_UNDRAINED, BEYOND_END)
 _START_SECONDS: Final = 10.0  # to wait for a broker at the start
 
 

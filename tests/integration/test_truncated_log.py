@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from aggregations import Fields, Flow, Json, RunRefusedError, Topic, collect, count, run_local
 from aggregations.report import Report
 from envelope.filters import SequenceFilter, from_header
-from jobs import stack, states
+from jobs import Outcome, Place, explain, stack, states
 from jobs.copying import Copy, TopicRecords
 from jobs.republish import InputTopics, JsonPayload, Republisher, Wrapping, identity
 from jobs.republish.absence import Unsafe
@@ -112,7 +112,7 @@ def test_a_log_that_lost_its_end_is_refused_by_all_that_read_it_and_its_new_reco
         settings = KafkaSettings(cut(tmp_path, "in", LEFT))
         if written != "not yet":
             send(settings.bootstrap, "in", NEW)
-        with pytest.raises(RunRefusedError, match=r"in:0 is folded up to 10.* offset 5 on.*\(--accept beyond-end\)"):
+        with pytest.raises(RunRefusedError, match=r"in:0 is read up to 10.* offset 5 on.*\(--accept beyond-end\)"):
             direct.run(settings)
         for run in senders():
             with pytest.raises(Unsafe, match=r"in:0 is \w+ up to 10.* offset 5 on.*\(--accept beyond-end\)"):
@@ -129,6 +129,8 @@ def test_a_log_that_lost_its_end_is_refused_by_all_that_read_it_and_its_new_reco
             reader.run(settings)
             assert reader.numbers == OLD + NEW, reader.flow.name
             assert reader.run(settings).records == 0
+        (explained,) = explain(direct.flow, Place("in", 0, LEFT), kafka=settings, stores={"s": direct.store})
+        assert (explained.outcome, explained.copies) == (Outcome.FOLDED, ())
 
 
 @pytest.mark.slow

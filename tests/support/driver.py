@@ -1,7 +1,7 @@
 """A driver of a run whose tasks are given by the test, and whose broker is in memory. No Spark is started."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +60,8 @@ class Broker:
         self.fails: Exception | None = None
         self.highs = dict(ENDS)
         self.lows: dict[TopicPartition, int] = {}
+        self.epoch: int | None = None
+        self.cut: dict[TopicPartition, int] = {}
 
     def alter_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         if self.fails is not None:
@@ -73,7 +75,13 @@ class Broker:
         return {}
 
     def marks(self, _names: Sequence[str]) -> dict[TopicPartition, Watermarks]:
-        return {place: Watermarks(self.lows.get(place, 0), end) for place, end in self.highs.items()}
+        return {place: Watermarks(self.lows.get(place, 0), end, self.epoch) for place, end in self.highs.items()}
+
+    def leader_epochs(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
+        return dict.fromkeys(places, self.epoch)
+
+    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        return {place: self.cut.get(place, self.highs[place]) for place in epochs}
 
     def partitions(self, names: Sequence[str]) -> dict[str, int]:
         return dict.fromkeys(names, self.count)

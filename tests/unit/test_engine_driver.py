@@ -319,3 +319,58 @@ def test_the_rest_of_a_backlog_is_read_at_once_whatever_the_trigger(monkeypatch:
     monkeypatch.setattr(driver.stop, "wait", noted)
     driver.stream(until_caught_up=False, trigger_seconds=HOUR, most=10)
     assert batches_before == [2]
+
+
+def epochs(driver: Driver) -> list[int | None]:
+    """The leader epochs in the manifest, by partition."""
+    assert driver.run.manifest is not None
+    return [one.leader_epoch for _, one in sorted(driver.run.manifest.positions["legs"].items())]
+
+
+def test_a_new_leader_is_noted_between_two_batches_and_one_that_lost_records_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver(monkeypatch, flow(), (report(12), ()))
+    driver.broker.epoch = 3
+    driver.engine.look()
+    assert epochs(driver) == [3, 3]
+    driver.commit()
+    driver.broker.epoch = 4
+    driver.engine.look()
+    assert epochs(driver) == [4, 4]
+    driver.broker.epoch, driver.broker.cut = 6, {TopicPartition("legs", 1): 2}
+    with pytest.raises(RunRefusedError, match=r"legs:1 is read up to 7, .* offset 2 on.* epoch 6.*accept beyond-end"):
+        driver.engine.look()
+    assert epochs(driver) == [4, 4]
+
+
+def test_within_a_batch_a_new_leader_is_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt may have folded records that are lost: whether the batch is still whole is asked with the noted epoch."""
+    driver = Driver(monkeypatch, flow(), (report(), [TasksLostError("gone")]), (report(12), ()))
+    driver.broker.epoch = 3
+    driver.engine.look()
+    driver.broker.epoch = 4
+    driver.commit()
+    assert epochs(driver) == [3, 3]
+    place = TopicPartition("legs", 0)
+    assert [job.progress.leader_epochs.get(place) for job in driver.jobs] == [3, 3]
+
+
+def test_records_that_a_crashed_run_may_have_folded_and_a_new_leader_lost_are_followed_by_a_branch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The crashed run had read all, this one has committed less when the leader changes."""
+    driver = Driver(monkeypatch, flow(), (report(12), ()))
+    driver.run.crashed = True
+    driver.run.doubted(ENDS)
+    driver.broker.epoch = 3
+    driver.engine.look()
+    driver.broker.epoch, driver.broker.cut = 4, {TopicPartition("legs", 0): 2}
+    [first, second] = driver.engine.plan(driver.engine.look(), 0)
+    assert (first.end, second.end) == (2, 7)
+    assert driver.run.manifest is not None
+    assert driver.run.manifest.positions["legs"][0].branches == ((2, 4),)
+    driver.commit()
+    driver.broker.epoch, driver.broker.cut = 5, {}
+    driver.engine.look()
+    assert driver.run.manifest.positions["legs"][0].branches == ((2, 4),)

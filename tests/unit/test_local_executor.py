@@ -28,6 +28,7 @@ from aggregations.engine.partition_watch import PartitionWatch
 from aggregations.engine.path import Work
 from aggregations.engine.ranges import Range, Slot
 from aggregations.engine.retry import StoppedError
+from aggregations.errors import RunRefusedError
 from aggregations.local import executor
 from aggregations.local.executor import LocalExecutor
 from aggregations.per_message.dead_letters import RejectedRecord
@@ -54,7 +55,7 @@ class Broker:
 
     def __init__(self) -> None:
         self.ids = {"orders": "O", "legs": "L", "raw": "R"}
-        self.count = 1
+        self.count, self.epoch = 1, 4
 
     def topic_ids(self, names: Sequence[str]) -> dict[str, str]:
         return {name: self.ids[name] for name in names}
@@ -66,7 +67,10 @@ class Broker:
         return {}
 
     def leader_epochs(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
-        return dict.fromkeys(places, 4)
+        return dict.fromkeys(places, self.epoch)
+
+    def epoch_ends(self, epochs: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(epochs, 6)
 
     def heads(self, _names: Sequence[str]) -> dict[TopicPartition, tuple[int, int]]:
         return {}
@@ -245,6 +249,20 @@ def test_offsets_that_a_truncated_log_gave_twice_are_other_events_in_a_branch_wi
     assert run.run.manifest is not None
     assert run.run.manifest.positions == {"legs": {0: replaced(branch, next_offset=8)}}
     assert not run.batches.total.counts.verdicts["tail"].keys() & {"stale_incarnation", "duplicate"}
+
+
+def test_a_batch_whose_log_was_cut_while_it_was_read_is_refused_before_anything_is_written(
+    few: int, local: Callable[..., Local]
+) -> None:
+    run = local(legs("tail"))
+    run.run.start_at("legs", "L", {0: 0}, logs={0: Progress(0, leader_epoch=4)})
+    run.broker.epoch = 5
+    run.process([leg(n, "N1", "A") for n in range(6)])
+    with pytest.raises(
+        RunRefusedError, match="legs:0 is read up to 8, but the broker lost its records from offset 6 on"
+    ):
+        run.process([leg(n, "N1", "A") for n in range(6, 8)])
+    assert run.results("tail") == {b"N1": {"n": 6}}
 
 
 def test_a_batch_of_few_records_and_one_of_many_store_the_same_bytes(
