@@ -241,7 +241,12 @@ def _delivered_from(run: Run, plan: Plan) -> dict[int, int]:
     before = run.manifest
     again = before is not None and before.topic_ids.get(plan.topic, plan.topic_id) != plan.topic_id
     known = {} if again else run.positions(plan.topic)
-    return {one.partition: known.get(one.partition, 0) for one in plan.partitions if one.partition not in plan.waiting}
+    # If the log was cut below the position, what was written since is delivered again from there on.
+    return {
+        one.partition: min(known.get(one.partition, 0), one.first)
+        for one in plan.partitions
+        if one.partition not in plan.waiting
+    }
 
 
 def _without_broker(flow: Flow[Any], options: RunOptions, *, stop: threading.Event | None) -> Opening:

@@ -69,6 +69,25 @@ def test_an_offset_that_a_truncated_log_gave_twice_is_two_events_behind_a_republ
     assert both.results("a") == {b"N1": {"n": 18, "m": 18}}
 
 
+def test_positions_up_to_the_highest_leader_epoch_are_judged_and_stored_alike_on_both_paths():
+    rng, both, number = Random(5), Both(Flow("f").source(wrapped()).aggregate("a", "tail", FLEET)), 0
+    for epochs in ([None, 1], [1, 7], [7, 2**18 - 1], [2**18 - 1]):
+        roots = [(rng.choice(epochs), rng.choice([rng.randrange(90), 2**45 - 1 - rng.randrange(9)])) for _ in range(90)]
+        both.process(
+            [
+                chained(
+                    number + n,
+                    Hop("raw", offset % 2, offset, "wrap", 0, topic_id="R", leader_epoch=epoch),
+                    key=f"N{offset % 3}",
+                    minutes=1,
+                )
+                for n, (epoch, offset) in enumerate(sorted(roots, key=lambda one: (one[0] or 0, one[1])))
+            ]
+        )
+        number += len(roots)
+    assert sum(state["n"] for state in both.results("a").values()) > 150
+
+
 def test_a_root_topic_created_again_is_folded_beside_the_old_one():
     run = runner(Flow("f").source(wrapped()).aggregate("a", "tail", FLEET))
     run.topic_ids = {"raw": "old"}

@@ -3,16 +3,20 @@
 import logging
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from aggregations.engine import opening
-from aggregations.engine.opening import _answer
+from aggregations.engine.opening import _answer, _delivered_from
 from aggregations.engine.retry import StoppedError
 from aggregations.errors import RunRefusedError
+from aggregations.run.plan import PartitionPlan, Plan
 from persistence.errors import Fenced, Transient
 from persistence.kafka import BrokerUnavailable
 from persistence.kafka.errors import unreachable
+from persistence.manifest import Manifest
 
 AWAY = [Transient("the store does not answer"), BrokerUnavailable("no answer from Kafka", "Check that the broker runs")]
 
@@ -87,3 +91,13 @@ def test_a_start_that_waits_ends_when_it_is_told_to() -> None:
     finally:
         log.removeHandler(handler)
     assert calls == [1]
+
+
+def test_what_something_else_reads_goes_on_at_the_position_or_where_the_log_was_cut_below_it() -> None:
+    run: Any = SimpleNamespace(manifest=Manifest(1, 1, {}, {"t": "one"}), positions=lambda _: {0: 10, 1: 10})
+    cut, deleted, added = (
+        PartitionPlan(0, 5, {}, None, 0, 13),
+        PartitionPlan(1, 20, {}, None, 20, 30),
+        PartitionPlan(2, None, {}, None, 4, 9),
+    )
+    assert _delivered_from(run, Plan("t", "one", [cut, deleted, added])) == {0: 5, 1: 10, 2: 0}
