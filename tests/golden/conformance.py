@@ -125,6 +125,14 @@ def lineages() -> Iterator[tuple[str, list[Json]]]:
         "a republisher sends again",
         [wrapped(17, 4), wrapped(17, 5, 1), wrapped(18, 6), wrapped(17, 9), wrapped(17, 10, 1)],
     )
+    roots = [(1, 3), (2, 3), (1, 4), (2, 3), (1, 4), (9, 0), (9, None)]
+    yield (
+        "an offset is used again in another leader epoch",
+        [
+            record("legs", 0, n, Hop("raw", 0, root, via="wrap", index=0, leader_epoch=epoch))
+            for n, (root, epoch) in enumerate(roots)
+        ],
+    )
     yield "late within the history", [wrapped(20, 0), wrapped(19, 1), wrapped(19, 2)]
     yield (
         "below the floor of 32 positions",
