@@ -322,38 +322,44 @@ class Batches:
         if self._opening.topics is None:
             return
         with suppress(BrokerError):
-            self.note_epochs(notes=False)  # of this batch, an attempt may have folded records that are lost
             for topic, topic_id in self._opening.topic_ids.items():
                 check_source(self._opening.topics, self._flow, topic, topic_id)
+            self._check_logs(self._changed_epochs())  # not noted: an attempt may have folded records that are lost
 
-    def note_epochs(self, found: Mapping[TopicPartition, int | None] | None = None, *, notes: bool = True) -> None:
+    def note_epochs(self, found: Mapping[TopicPartition, int | None] | None = None) -> None:
         """Note leader epochs that have changed, between two batches, before anything is read as of them.
 
         Args:
             found: Epoch by partition, None for one that is not known; without it the broker is asked.
-            notes: Otherwise the logs are only checked.
 
         Raises:
             RunRefusedError: A log lost records that were folded.
         """
-        run, topics = self._run, self._opening.topics
-        known = run.logs(self._opening.topic_ids)
-        if topics is None or not known:
-            return
+        changed = self._repeated("leader epochs", lambda: self._changed_epochs(found))
+        if changed:
+            ends = self._repeated("ends of leader epochs", lambda: self._check_logs(changed))
+            forget_beyond(self._run, ends)
+            self._repeated("leader epochs", lambda: self._run.note_epochs(changed, ends))
+
+    def _changed_epochs(self, found: Mapping[TopicPartition, int | None] | None = None) -> dict[TopicPartition, int]:
+        """Leader epochs that are others than the noted ones; the broker is asked for those that are not given."""
+        known, topics = self._run.logs(self._opening.topic_ids), self._opening.topics
         if found is None:
             noted = [place for place, one in known.items() if one.leader_epoch is not None]
-            found = self._repeated("leader epochs", lambda: topics.leader_epochs(noted)) if noted else {}
-        changed = {
+            found = topics.leader_epochs(noted) if noted and topics is not None else {}
+        return {
             place: epoch
             for place, epoch in found.items()
             if epoch is not None and place in known and known[place].leader_epoch != epoch
         }
-        if changed:
-            read = {place: (known[place].leader_epoch, known[place].next_offset) for place in changed}
-            ends = self._repeated("ends of leader epochs", lambda: check_logs(topics, self._flow, read, changed))
-            if notes:
-                forget_beyond(run, ends)
-                self._repeated("leader epochs", lambda: run.note_epochs(changed, ends))
+
+    def _check_logs(self, changed: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """As `check_logs`, for what is committed of partitions with another leader, if their topics are still the same."""
+        known, opening = self._run.logs(self._opening.topic_ids), self._opening
+        for topic in {place.topic for place in changed}:
+            check_source(opening.broker, self._flow, topic, opening.topic_ids[topic])
+        read = {place: (known[place].leader_epoch, known[place].next_offset) for place in changed}
+        return check_logs(opening.broker, self._flow, read, changed)
 
     def check_topics(self, ends: Mapping[TopicPartition, int]) -> None:
         """Raise if rows that were read do not belong to the sources as they are; a broker that does not answer is asked again.

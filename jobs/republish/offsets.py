@@ -78,7 +78,7 @@ def lost_ends(topics: Topics, read: Read, marks: Mapping[envelope.TopicPartition
     asked = {
         place: epoch
         for place, (_, epoch) in read.items()
-        if epoch is not None and marks[place].leader_epoch not in (None, epoch)
+        if epoch is not None and epoch >= 0 and marks[place].leader_epoch not in (None, epoch)
     }
     ends = topics.epoch_ends(asked) if asked else {}
     found = {place: min(ends.get(place, offset), marks[place].high) for place, (offset, _) in read.items()}

@@ -374,3 +374,15 @@ def test_records_that_a_crashed_run_may_have_folded_and_a_new_leader_lost_are_fo
     driver.broker.epoch, driver.broker.cut = 5, {}
     driver.engine.look()
     assert driver.run.manifest.positions["legs"][0].branches == ((2, 4),)
+
+
+def test_a_topic_that_was_created_again_is_named_as_that_although_its_leader_epochs_begin_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver(monkeypatch, flow(), (report(12), ()))
+    driver.broker.epoch = 3
+    driver.engine.look()
+    driver.commit()
+    driver.broker.epoch, driver.broker.topic_id, driver.broker.cut = 0, "T2", {TopicPartition("legs", 0): -1}
+    with pytest.raises(RunRefusedError, match="topic-recreated"):
+        driver.engine.look()
