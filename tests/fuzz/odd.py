@@ -199,7 +199,7 @@ class Odd:
 
     def message(self) -> bytes:
         rng = self.rng
-        leg = Leg(
+        leg: Any = Leg(
             tail=rng.choice(["a", "b", ""]), minutes=rng.choice([0, 1, 2**63 - 1, -(2**63)]), late=rng.random() < 0.5
         )
         if rng.random() < 0.5:

@@ -52,7 +52,7 @@ from envelope.filters import (
 )
 from jobs.copying import TopicRecords
 from jobs.copying.source import Read, Task
-from jobs.republish import InputRecord, InputTopics, OutputRecord, Processor, identity
+from jobs.republish import InputRecord, InputTopics, OutputRecord, Processor, Transform, identity
 from jobs.republish.counts import Statistics
 from jobs.republish.filtering import RecordFilter
 from jobs.republish.input import Input
@@ -210,7 +210,7 @@ class Sent:
         return Counter(topic for topic, *_ in self.records)
 
 
-def cut(record: InputRecord) -> OutputRecord | list[OutputRecord] | None:
+def cut(record: InputRecord) -> Any:
     """A transform that fails for some records, drops some, and makes several of others."""
     match len(record.payload) % 7:
         case 0:
@@ -220,11 +220,11 @@ def cut(record: InputRecord) -> OutputRecord | list[OutputRecord] | None:
         case 2:
             return [OutputRecord(key=b"a"), OutputRecord(payload=b"x" * 5000)]
         case 3:
-            return cast(Any, [OutputRecord(key=None), 7])
+            return [OutputRecord(key=None), 7]
     return OutputRecord(key=record.payload[:3], event_id=record.event_id)
 
 
-SOURCES: Final = {
+SOURCES: Final[dict[str, tuple[InputTopics, Transform, dict[str, Any]]]] = {
     "forwarding": (InputTopics((TOPIC,)), identity, {}),
     "mirroring": (InputTopics((TOPIC,)), identity, {"headers_mirror": True}),
     "envelopes of JSON": (InputTopics((TOPIC,), payload=JsonPayload), cut, {}),
@@ -311,8 +311,8 @@ def copy(name: str, odd: Odd, records: int) -> Counter[str]:
     for message, value in zip(given, values, strict=True):
         topics._take(message, value, read)
     counts, sent = read.counts, Sent()
-    for one in read.outputs:
-        sent.send("dead" if one.dead else "out", one.value, one.key, one.headers)
+    for made in read.outputs:
+        sent.send("dead" if made.dead else "out", made.value, made.key, made.headers)
     by_topic = sent.check(SIZES)
     assert by_topic == Counter({"out": counts.written, "dead": counts.dead_lettered.total()})
     assert counts.read == records == counts.written + counts.dead_lettered.total() + counts.tombstones + counts.copies
