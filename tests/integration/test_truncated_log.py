@@ -63,10 +63,12 @@ def broker(root: Path, *topics: str) -> Iterator[KafkaSettings]:
 class Reader:
     """A flow that collects the numbers it has read."""
 
-    def __init__(self, name: str, topic: str, store: Path, *, envelope: bool) -> None:
+    def __init__(self, name: str, topic: str, store: Path, *, envelope: bool, publishes: str = "") -> None:
         source = Topic(topic, Json({"k": str, "i": int}), envelope=envelope)
         fold = Fields(n=count(), numbers=collect("i", 100))
         self.flow: Flow[Any] = Flow(name).source(source).aggregate("s", key="k", fold=fold)
+        if publishes:
+            self.flow = self.flow.publish(publishes)
         self.store = f"lmdb://{store / name}"
 
     def run(self, settings: KafkaSettings, *accept: str) -> Report:
@@ -89,9 +91,10 @@ def republisher(settings: KafkaSettings, name: str, target: str, **more: Any) ->
 def test_a_log_that_lost_its_end_is_refused_by_all_that_read_it_and_its_new_records_arrive_once_that_is_accepted(
     tmp_path: Path, written: str
 ) -> None:
-    with broker(tmp_path, "in", "out", "filtered", "copied") as settings:
+    with broker(tmp_path, "in", "out", "filtered", "copied", "published") as settings:
         send(settings.bootstrap, "in", OLD)
-        direct = Reader("direct", "in", tmp_path, envelope=False)
+        direct = Reader("direct", "in", tmp_path, envelope=False, publishes="published")
+        behind_flow = Reader("behind-flow", "published", tmp_path, envelope=True)
         behind = Reader("behind", "out", tmp_path, envelope=True)
         behind_filter = Reader("behind-filter", "filtered", tmp_path, envelope=True)
         behind_copy = Reader("behind-copy", "copied", tmp_path, envelope=True)
@@ -106,7 +109,7 @@ def test_a_log_that_lost_its_end_is_refused_by_all_that_read_it_and_its_new_reco
 
         for run in senders():
             run()
-        for reader in (direct, behind, behind_filter, behind_copy):
+        for reader in (direct, behind, behind_flow, behind_filter, behind_copy):
             reader.run(settings)
             assert reader.numbers == OLD
         settings = KafkaSettings(cut(tmp_path, "in", LEFT))
@@ -125,7 +128,7 @@ def test_a_log_that_lost_its_end_is_refused_by_all_that_read_it_and_its_new_reco
             send(settings.bootstrap, "in", NEW)
         for run in (*senders()[:2], senders("beyond-end")[2]):  # a copy notes its position with the next record only
             run()
-        for reader in (direct, behind, behind_filter, behind_copy):
+        for reader in (direct, behind, behind_flow, behind_filter, behind_copy):
             reader.run(settings)
             assert reader.numbers == OLD + NEW, reader.flow.name
             assert reader.run(settings).records == 0
