@@ -119,7 +119,7 @@ def arrive(
                 reached_us=reached_us,
                 waits=waits_as(waiting, element, standing, redriven),
                 sibling=sibling,
-                fixed=fixed(element.indices),
+                fixed=fixed(element.indices) if element.indices else 0,
             )
         )
     return arrivals
