@@ -120,12 +120,12 @@ def enter_windows(
         assert element.time_us is not None
         if isinstance(window, SessionWindow):
             elements.append(element)
-            closed = _reached(element, window.closes_us(element.time_us)) or window.is_removed(element.time_us, removed)
+            closed = is_late(window, element.time_us, element.before_us, removed)
             found.append(InWindow(key, key, closed))
             continue
         for n, start in enumerate(window.starts(element.time_us)):
             elements.append(element if window.each == 1 else element.nth(n, element.value))
-            closed = _reached(element, window.closes_us(start)) or window.is_removed(start, removed)
+            closed = is_late(window, start, element.before_us, removed)
             found.append(InWindow(key, key + start_bytes(start), closed))
     applied.elements = elements
     return found
@@ -153,14 +153,22 @@ def enter_expiring(
     found = []
     for element, key in zip(applied.elements, kept, strict=True):
         assert element.time_us is not None
-        late = _reached(element, expiry.ends_us(element.time_us))
-        found.append(InWindow(key, key, closed=late or expiry.is_removed(element.time_us, removed)))
+        closed = is_late(expiry, element.time_us, element.before_us, removed)
+        found.append(InWindow(key, key, closed))
     return found
 
 
-def _reached(element: Element[Any], time_us: int) -> bool:
-    """Whether the log of an element's partition has reached a time before it."""
-    return element.before_us is not None and time_us <= element.before_us
+def is_late(times: Window | SessionWindow | Expiry, at: int, before_us: int | None, removed: int | None) -> bool:
+    """Whether an element comes too late.
+
+    Args:
+        times: The stage's windows, or when its states expire.
+        at: Start of the element's window, in seconds since 1970; with sessions and expiry its time, in microseconds.
+        before_us: The latest event time of its partition's log before it, in microseconds since 1970; None if there is none.
+        removed: Due time up to which states of the stage have left the store, in seconds since 1970; None if none has.
+    """
+    closes_us = times.ends_us(at) if isinstance(times, Expiry) else times.closes_us(at)
+    return (before_us is not None and closes_us <= before_us) or times.is_removed(at, removed)
 
 
 def _declared(elements: Sequence[Element[Any]], name: str, topic: Topic) -> Iterator[int | None]:

@@ -191,6 +191,10 @@ def blame(
     say(f"{counted(result.records, 'record')}, {result.resent:,} of them sent again")
     if result.unread:
         say(f"not compared, because they have no envelope or cannot be read: {counted(result.unread, 'record')}")
+    if result.grouped:
+        say(
+            f'siblings or sent again, which no index tells apart (siblings="group"): {counted(result.grouped, "record")}'
+        )
     if result.expired:
         say(f"deleted by retention: {counted(result.expired, 'offset')} of the range")
 

@@ -92,6 +92,7 @@ class Blame:
         records: Records read.
         resent: Records whose event is in the range before.
         unread: Records that have no envelope where one is expected, or cannot be read.
+        grouped: Records that have the position of an earlier one, and may be its siblings: `siblings="group"`.
         expired: Offsets of the range that retention has deleted.
         first_ms: Lowest timestamp of a record, in milliseconds since 1970; None without records.
         last_ms: Highest timestamp.
@@ -103,6 +104,7 @@ class Blame:
     resent: int = 0
     unread: int = 0
     expired: int = 0
+    grouped: int = 0
     first_ms: int | None = None
     last_ms: int | None = None
 
@@ -117,7 +119,8 @@ def blame(
     """Count by hop the records that were sent again, in a range of the topics that a flow reads.
 
     A record was sent again if an earlier record of the range has the same position on the same path. The hop is the one
-    from which on the coordinates of the two differ: it read one record and sent two. The range is read in order of topics
+    from which on the coordinates of the two differ: it read one record and sent two. Where `siblings="group"` folds records
+    of one position as siblings, they are counted apart. The range is read in order of topics
     and partitions; for each event about 0.3 KB are held in memory.
 
     Args:
@@ -143,7 +146,9 @@ def blame(
                     progress(done + record.offset + 1 - span.first, total)
             done += span.last - span.first
     hops = sorted(count.hops.values(), key=lambda one: (-one.resent, -one.records, one.passage))
-    return Blame(spans, hops, count.records, count.resent, count.unread, expired, count.first_ms, count.last_ms)
+    return Blame(
+        spans, hops, count.records, count.resent, count.unread, expired, count.grouped, count.first_ms, count.last_ms
+    )
 
 
 class _Count:
@@ -151,7 +156,7 @@ class _Count:
 
     def __init__(self) -> None:
         self.hops: dict[Passage, Resent] = {}
-        self.records = self.resent = self.unread = 0
+        self.records = self.resent = self.unread = self.grouped = 0
         self.first_ms: int | None = None
         self.last_ms: int | None = None
         self._seen: dict[str, dict[Position, tuple[int, ...] | Lineage]] = {}
@@ -172,6 +177,9 @@ class _Count:
         seen = self._seen.setdefault(group, {})
         if (known := seen.get(position)) is None:
             seen[position] = lineage if lineage.pass_through else _flat(lineage)
+            return
+        if read.grouped and not lineage.pass_through:
+            self.grouped += 1
             return
         self.resent += 1
         first = known if isinstance(known, Lineage) else _lineage(known, lineage.reduced())

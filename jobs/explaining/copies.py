@@ -1,7 +1,7 @@
 """Which records of a topic are the same event, and which hop sent the event again."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from aggregations.definition.element import Record
@@ -36,11 +36,13 @@ class Read(NamedTuple):
         event: The event.
         lineage: Its lineage, with the root's topic id.
         event_id: Event id of its envelope; empty without one.
+        grouped: Nothing tells it from its siblings, and the flow folds those of one batch: `Siblings.GROUP`.
     """
 
     event: Event
     lineage: Lineage
     event_id: str
+    grouped: bool = False
 
 
 class Resend(NamedTuple):
@@ -68,12 +70,16 @@ class Copy:
         timestamp_ms: Its timestamp in milliseconds since 1970.
         resend: The hop that sent the event again; None if it is not known.
         letter: The dead letter that it was redriven from; None if it was not redriven.
+        lineage: Its lineage, with the root's topic id; None if it is not known.
+        record: The record; None if it is not known.
     """
 
     place: Place
     timestamp_ms: int
     resend: Resend | None
     letter: Place | None = None
+    lineage: Lineage | None = None
+    record: Record | None = field(default=None, repr=False)
 
     def as_json(self) -> dict[str, Any]:
         """The copy as a JSON object."""
@@ -93,7 +99,7 @@ class Near(NamedTuple):
 
     Attributes:
         copies: Other records of its event.
-        overtaken: An earlier record of its partition has a higher position on the same path.
+        overtaken: An earlier record of its partition, or one with its key in another, has a higher position on its path.
     """
 
     copies: tuple[Copy, ...] = ()
@@ -123,7 +129,8 @@ class Events:
         lineage = Lineage.of(topic.retries.marked(chain, record.topic), own).resolved(self._topic_ids)
         identity = event_id if topic.siblings is Siblings.EVENT_ID else ""
         standing = lineage.standing(event_id=identity)
-        return Read(Event(standing.group, standing.position), lineage, event_id)
+        grouped = standing.ambiguous and topic.siblings is Siblings.GROUP
+        return Read(Event(standing.group, standing.position), lineage, event_id, grouped)
 
     def near(self, of: Record, read: Read, records: Iterable[Record]) -> "Near":
         """The other records of an event among some records, and whether one that came before it overtook it.
@@ -141,8 +148,9 @@ class Events:
                 first, later = (read, other) if _before(of, record) else (other, read)
                 resend = resend_of(first.lineage, later.lineage)
                 place = Place(record.topic, record.partition, record.offset)
-                found.append(Copy(place, record.timestamp_ms, resend, letter_of(other.lineage)))
-            elif record.partition == of.partition and record.offset < of.offset:
+                letter = letter_of(other.lineage)
+                found.append(Copy(place, record.timestamp_ms, resend, letter, other.lineage, record))
+            elif record.offset < of.offset if record.partition == of.partition else record.key == of.key:
                 order = position_order(other.event.position) > position_order(read.event.position)
                 overtaken = overtaken or order
         return Near(tuple(found), overtaken)

@@ -11,25 +11,25 @@ from itertools import chain
 from typing import Any, Final
 
 from aggregations.definition.element import Record
-from aggregations.definition.flow import END_OF_FLOW, Flow
+from aggregations.definition.flow import Flow
 from aggregations.errors import RunRefusedError
-from aggregations.report import Report
+from aggregations.per_message.times import Times
 from aggregations.run.border import check_whole
 from aggregations.run.common import common
 from aggregations.run.live import ref_of
 from aggregations.run.run import Run
-from envelope import Lineage, Node, Reason, Standing
+from envelope import Node, Reason, Standing
 from envelope.deadletter import PREFIX, own_headers
 from jobs.dead_letters.letters import StoredDeadLetter
 from jobs.environment import NotThereError
-from jobs.explaining.copies import Events, Near, Read, around, letter_of
+from jobs.explaining.copies import Events, Near, Read, around
 from jobs.explaining.elements import Elements
 from jobs.explaining.evidence import DeadLetters, Evidence, Progress, is_listed
-from jobs.explaining.filters import Judged, has_filters, judged_again
+from jobs.explaining.filters import Judged, has_filters, judged_again, times_of
 from jobs.explaining.find import find_records
 from jobs.explaining.journal import Journaled, journaled
-from jobs.explaining.log import Reader, Span
-from jobs.explaining.outcome import SEVEREST, AtStage, Explanation, Fate, Letter, Outcome
+from jobs.explaining.log import Log, Reader, Span
+from jobs.explaining.outcome import AtStage, Explanation, Fate, Letter, Outcome, taken_by, whole
 from jobs.tracing import NOT_THERE, Found, Place
 from persistence.kafka import KafkaSettings
 from persistence.registry import open_stores
@@ -145,7 +145,7 @@ def explained(
             dead = DeadLetters.read(reader.letters(dead_letters), run.ledger, {place}, reader.own_id, progress)
             record = next(filter(None, map(rejected_record, dead.by_place.get(place, ()))), None)
         read = None if record is None else case.events.of(record)
-        near = Near()
+        near, spans = Near(), list[Span]()
         if record is not None and read is not None and search:
             spans = around(reader, record, search)
             near = case.events.near(record, read, chain.from_iterable(map(reader.records, spans)))
@@ -161,12 +161,14 @@ def explained(
         if noted is not None:
             unlisted = noted.left_out
         known = dead_letters is not None
-        evidence = _evidence(case, read, near, dead, search, known=known, low=log.low)
+        evidence = _evidence(case, read, near, dead, spans, known=known, log=log)
         filtered = dict[str, Judged]()
+        before = Span(place.topic, place.partition, place.offset - evidence.searched, place.offset)
         if record is not None and has_filters(flow):
-            before = reader.records(Span(place.topic, place.partition, place.offset - evidence.searched, place.offset))
-            whole = evidence.is_whole
-            filtered = judged_again(flow, case.roots, chain(case.read(before), [record]), place, whole=whole)
+            records = chain(case.read(reader.records(before)), [record])
+            filtered = judged_again(flow, case.roots, records, place, whole=evidence.is_whole)
+        if record is not None and flow.is_timed:
+            case.reached = times_of(flow, case.roots, case.read(reader.records(before)))
         case.evidence = replace(evidence, journaled=noted, unlisted=unlisted, filtered=filtered)
         return case.explained(record, read, found)
 
@@ -184,6 +186,7 @@ class Case:
         own_id: Topic id of the record.
         events: Finds the events of records.
         evidence: What the topics show.
+        reached: The latest event times in the log of its partition before it.
     """
 
     flow: Flow[Any]
@@ -194,6 +197,7 @@ class Case:
     own_id: str
     events: Events = field(init=False)
     evidence: Evidence = field(default_factory=Evidence)
+    reached: Times = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.events = Events(self.flow, self.roots)
@@ -201,9 +205,20 @@ class Case:
     @property
     def start(self) -> int:
         """Offset of the partition at which the flow was given to begin."""
+        return self._start_of(self.place.partition)
+
+    def _start_of(self, partition: int) -> int:
         manifest = self.run.manifest
         given = manifest.starting_offsets.get(self.place.topic, {}) if manifest else {}
-        return given.get(self.place.partition, 0)
+        return given.get(partition, 0)
+
+    def reaches(self, span: Span | None, log: Log, partition: int) -> bool:
+        """Whether a range has everything that the flow has read of a partition, up to the record in its own."""
+        start, end = self._start_of(partition), self.run.positions(self.place.topic).get(partition, 0)
+        if partition == self.place.partition:
+            end = self.place.offset
+        is_within = span is not None and max(span.first, log.low[partition]) <= start and end <= span.last
+        return start >= end or is_within
 
     def read(self, records: Iterable[Record]) -> Iterator[Record]:
         """Those of some records of the partition that the flow did not skip at its start."""
@@ -252,17 +267,17 @@ class Case:
                 return Explanation(self.place, Outcome.DROPPED, why, stages=dropped)
             why = "the flow has read it, and retention has deleted it since: its keys are not known any more"
             return Explanation(self.place, Outcome.EXPIRED, "; ".join(filter(None, (why, evidence.unlisted))))
-        elements = Elements(self.flow, self.run, self.place, self.roots, self.evidence)
+        elements = Elements(self.flow, self.run, self.place, self.roots, evidence, self.reached)
         rows, outputs = elements.follow(record)
         letters = self._letters(rows, elements.standing)
-        outcome, why = _whole(rows, outputs, elements.report, read, has_letters=bool(letters))
+        outcome, why = whole(rows, outputs, elements.report, read, has_letters=bool(letters))
         if found is Found.EXPIRED:
             why += "; retention has deleted the record since"
         return Explanation(
             self.place,
             outcome,
             why,
-            taken_by=evidence.taken_by if outcome is Outcome.DROPPED else None,
+            taken_by=taken_by(rows, evidence.copies) if outcome is Outcome.DROPPED else None,
             stages=tuple(rows),
             letters=letters,
             copies=evidence.copies,
@@ -282,6 +297,7 @@ class Case:
     def _letters(self, rows: Sequence[AtStage], standing: Standing | None) -> tuple[Letter, ...]:
         """The record's dead letters, with what became of each."""
         ledger, waits, found = self.run.ledger, any(row.waits for row in rows), []
+        redriven = None if self.evidence.lineage is None else self.evidence.lineage.redriven
         for letter in self.evidence.letters:
             facts, place = letter.facts, Place(letter.place.topic, letter.place.partition, letter.place.offset)
             assert facts is not None
@@ -289,7 +305,7 @@ class Case:
             was, back = self.evidence.redriven(letter)
             # Without its bytes nothing shows whether a hole is filled; beyond its limit the ledger lists nothing.
             unknown = not rows if facts.hole else bool(ledger.forgotten.get(facts.stage or self.flow.stage_names[0]))
-            if waits or is_listed(ledger, own, standing):
+            if waits or is_listed(ledger, own, standing, redriven):
                 fate = Fate.SENT if was else Fate.WAITING
             elif was:
                 fate = Fate.REDRIVEN
@@ -301,49 +317,43 @@ class Case:
         return tuple(found)
 
 
-def _whole(
-    rows: Sequence[AtStage], outputs: Sequence[str], report: Report, read: Read | None, *, has_letters: bool
-) -> tuple[Outcome, str]:
-    """The outcome of a record, and what shows it, from those of its elements."""
-    if report.tombstones:
-        return Outcome.REMOVED, "it has no value, and the source skips such records"
-    if not rows:
-        if outputs:
-            return Outcome.PUBLISHED, f"to {', '.join(outputs)}"
-        if read is not None and read.lineage.redriven is not None:
-            return Outcome.UNDECIDED, "it was redriven: what was missing of it was published then"
-        return Outcome.REMOVED, "nothing is made of it"
-    outcome = next(one for one in SEVEREST if any(row.outcome is one for row in rows))
-    if has_letters and outcome is not Outcome.MISSING:
-        outcome = Outcome.DEAD_LETTER
-    row = next((row for row in rows if row.outcome is outcome), rows[0])
-    return outcome, f"stage {row.stage}: {row.why}" if row.stage != END_OF_FLOW else row.why
-
-
 def _evidence(
-    case: Case, read: Read | None, near: Near, dead: DeadLetters, search: int, *, known: bool, low: Mapping[int, int]
+    case: Case, read: Read | None, near: Near, dead: DeadLetters, spans: Sequence[Span], *, known: bool, log: Log
 ) -> Evidence:
     place, copies = case.place, sorted(near.copies, key=lambda copy: (copy.place.partition, copy.place.offset))
-    first = max(place.offset - search, low.get(place.partition, 0))
-    whole = search > 0 and first <= case.start
-    # A record that became a dead letter took nobody's place; nor did one that the flow did not read.
-    rejected = {*dead.by_place, None if read is None else _died_at(read.lineage)}
-    mine = [copy for copy in copies if copy.place.partition == place.partition and copy.place not in rejected]
-    elsewhere = [copy for copy in copies if copy.place.partition != place.partition]
+    first = max(spans[0].first, log.low[place.partition]) if spans else place.offset
+    whole = bool(spans) and first <= case.start
+    # Without a chain its position is its offset.
+    own = read is not None and not read.lineage.reduced().edges
+    others = {span.partition: span for span in spans}
+    complete = whole and (own or all(case.reaches(others.get(partition), log, partition) for partition in log.high))
+    mine = [copy for copy in copies if copy.place.partition == place.partition]
     earlier = [copy for copy in mine if case.start <= copy.place.offset < place.offset]
+    manifest = case.run.manifest
     found = Evidence(
         tuple(copies),
-        earlier[0] if earlier else None,
+        tuple(earlier),
+        None if read is None else read.lineage,
         dead.by_place.get(place, ()),
         dead,
-        is_first=whole and not (earlier or elsewhere or near.overtaken),
+        case.run.ledger,
+        case.flow.stage_names,
+        in_order=complete and len(mine) == len(copies) and not near.overtaken,
+        in_one_batch=manifest is not None and manifest.epoch == manifest.batch == 1,
         is_whole=whole,
+        is_complete=complete,
         searched=place.offset - first,
         times=case.times,
         has_letters=known,
     )
     later = [copy for copy in copies if copy not in earlier]
-    given_up = bool(found.letters) and not later and not any(found.redriven(letter)[0] for letter in found.letters)
+    to_the_end = bool(spans) and spans[0].last >= case.run.positions(place.topic).get(place.partition, 0)
+    given_up = (
+        to_the_end
+        and bool(found.letters)
+        and not later
+        and not any(found.redriven(letter)[0] for letter in found.letters)
+    )
     return replace(found, given_up=given_up)
 
 
@@ -355,14 +365,6 @@ def rejected_record(letter: StoredDeadLetter) -> Record | None:
     place, headers = (facts.topic, facts.partition, facts.offset), tuple(own_headers(letter.headers))
     stamp = -1 if facts.timestamp_ms is None else facts.timestamp_ms
     return Record(*place, letter.key, letter.value, stamp, headers, facts.topic_id)
-
-
-def _died_at(lineage: Lineage) -> Place | None:
-    """The record that a redriven record was rejected as; None if it was not redriven."""
-    if letter_of(lineage) is None:
-        return None
-    own = lineage.nodes[lineage.died]
-    return Place(own.topic, own.partition, own.offset)
 
 
 def _facts(record: Record, read: Read | None) -> dict[str, Any]:

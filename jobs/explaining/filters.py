@@ -12,6 +12,7 @@ from aggregations.per_message.ledger import Entry, Ledger
 from aggregations.per_message.loop import MessageLoop
 from aggregations.per_message.stage import Decided
 from aggregations.per_message.steps import RejectedElement
+from aggregations.per_message.times import Times
 from aggregations.report import Report
 from envelope import EnvelopeError, Node, Verdict
 from envelope.filters.arrival import Filter, extracted
@@ -56,6 +57,13 @@ def has_filters(flow: Flow[Any]) -> bool:
     return bool(flow.stages) and flow.stages[0].aggregate.rule is not None
 
 
+def times_of(flow: Flow[Any], topic_ids: Mapping[str, str], records: Iterable[Record]) -> Times:
+    """The latest event times of some records of a partition, in order of offsets."""
+    loop = MessageLoop(flow, Ledger(flow.name), topic_ids, Nobody(), Report(), 1)
+    loop.read(records)
+    return loop.times
+
+
 def judged_again(
     flow: Flow[Any], topic_ids: Mapping[str, str], records: Iterable[Record], place: Place, *, whole: bool
 ) -> dict[str, Judged]:
@@ -92,7 +100,9 @@ def judged_again(
             earlier = None if forward or cause else _earlier(stage.aggregate.fold.rule, own, passed)
             at = None if earlier is None else Place(earlier.topic, earlier.partition, earlier.offset)
             judging = stage.aggregate.fold
-            exact = whole and known and not (judging.by_key or judging.spans)
+            # Where nothing tells siblings apart, it matters which of them one batch has read.
+            apart = not one.arrival.standing.ambiguous
+            exact = whole and known and apart and not (judging.by_key or judging.spans)
             found[stage.name] = Judged(verdict, forward, cause, at, exact)
         applied = loop.onward(stage, outcome)
     return found

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
+from aggregations.definition.flow import END_OF_FLOW
+from aggregations.report import Report
 from envelope import Reason, Verdict
-from jobs.explaining.copies import Copy
+from jobs.explaining.copies import Copy, Read
 from jobs.table.view import key_as_json
 from jobs.tracing import Place
 
@@ -31,7 +33,7 @@ class Outcome(StrEnum):
     EXPIRED = "expired"
     """Retention has deleted it, so its keys are not known any more."""
     UNDECIDED = "undecided"
-    """It was read, and is at or below the floor of its history: folded or dropped, nothing shows which."""
+    """It was read, and states and searched records do not show what became of it."""
     MISSING = "missing"
     """It was read, and the state that should hold it does not. This contradicts the flow's promise."""
 
@@ -99,7 +101,7 @@ class AtStage:
         batch: The batch that folded it; None if it is not known.
         version: Version of the state now; 0 without a state.
         waits: It is a dead letter that the flow waits for: a hole in its state, or listed in the ledger.
-        earlier: The record because of which a filter dropped it; None if it is not known, or no filter did.
+        earlier: The record because of which it was dropped; None if it is not known, or there is none.
     """
 
     stage: str
@@ -216,3 +218,28 @@ class Explanation:
             "copies": [one.as_json() for one in self.copies],
             "outputs": [*self.outputs],
         }
+
+
+def whole(
+    rows: Sequence[AtStage], outputs: Sequence[str], report: Report, read: Read | None, *, has_letters: bool
+) -> tuple[Outcome, str]:
+    """The outcome of a record, and what shows it, from those of its elements."""
+    if report.tombstones:
+        return Outcome.REMOVED, "it has no value, and the source skips such records"
+    if not rows:
+        if outputs:
+            return Outcome.PUBLISHED, f"to {', '.join(outputs)}"
+        if read is not None and read.lineage.redriven is not None:
+            return Outcome.UNDECIDED, "it was redriven: what was missing of it was published then"
+        return Outcome.REMOVED, "nothing is made of it"
+    outcome = next(one for one in SEVEREST if any(row.outcome is one for row in rows))
+    if has_letters and outcome is not Outcome.MISSING:
+        outcome = Outcome.DEAD_LETTER
+    row = next((row for row in rows if row.outcome is outcome), rows[0])
+    return outcome, f"stage {row.stage}: {row.why}" if row.stage != END_OF_FLOW else row.why
+
+
+def taken_by(rows: Sequence[AtStage], copies: Sequence[Copy]) -> Copy | None:
+    """The earlier record of the same event because of which a record was dropped; None if there is none."""
+    row = next(row for row in rows if row.outcome is Outcome.DROPPED)
+    return next((copy for copy in copies if copy.place == row.earlier), None)
