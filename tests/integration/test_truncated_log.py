@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from confluent_kafka import Producer
 
 from aggregations import Fields, Flow, Json, RunRefusedError, Topic, collect, count, run_local
 from aggregations.report import Report
+from aggregations.spark import run_flow
 from envelope.filters import SequenceFilter, from_header
 from jobs import Outcome, Place, explain, stack, states
 from jobs.copying import Copy, TopicRecords
@@ -71,8 +73,8 @@ class Reader:
             self.flow = self.flow.publish(publishes)
         self.store = f"lmdb://{store / name}"
 
-    def run(self, settings: KafkaSettings, *accept: str) -> Report:
-        return run_local(self.flow, kafka=settings, stores={"s": self.store}, until_caught_up=True, accept=[*accept])
+    def run(self, settings: KafkaSettings, *accept: str, on: Callable[..., Report] = run_local) -> Report:
+        return on(self.flow, kafka=settings, stores={"s": self.store}, until_caught_up=True, accept=[*accept])
 
     @property
     def numbers(self) -> list[int]:
@@ -155,3 +157,20 @@ def test_records_in_place_of_those_that_a_crashed_run_folded_beyond_its_manifest
         report = reader.run(settings)
         assert reader.numbers == OLD + NEW
         assert report.verdicts["s"]["duplicate"] == LEFT
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_on_spark_the_new_records_are_folded_once_the_loss_is_accepted(tmp_path: Path) -> None:
+    on_spark = partial(run_flow, master="local[2]")
+    with broker(tmp_path, "in") as settings:
+        send(settings.bootstrap, "in", OLD)
+        reader = Reader("spark", "in", tmp_path, envelope=False)
+        reader.run(settings, on=on_spark)
+        settings = KafkaSettings(cut(tmp_path, "in", LEFT))
+        send(settings.bootstrap, "in", NEW)
+        with pytest.raises(RunRefusedError, match=r"in:0 is read up to 10.* offset 5 on.*\(--accept beyond-end\)"):
+            reader.run(settings, on=on_spark)
+        reader.run(settings, "beyond-end", on=on_spark)
+        assert reader.numbers == OLD + NEW
+        assert reader.run(settings).records == 0
