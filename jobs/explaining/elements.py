@@ -146,6 +146,7 @@ class Elements:
         stored = run.stores[stage.name].load(ref, keys)
         states = {key: state_of(one, ref, key) for key, one in stored.items()}
         passed, others = list[Arrival](), list[Arrival]()
+        unsure = any(row.outcome is Outcome.UNDECIDED for row in self._rows)
         if self._has_siblings:
             others = self._others.enter(stage, self._alike)
         for arrival in arrivals:
@@ -156,7 +157,9 @@ class Elements:
             if not arrival.transit:
                 state, policy = states.get(arrival.key, KeyState()), siblings_of(siblings, arrival.element.topic)
                 late = self._late(stage, arrival)
-                row = self._doubted(at_stage(AtOneStage(stage, arrival, state, policy, evidence, late, self._emits)))
+                row = self._doubted(
+                    at_stage(AtOneStage(stage, arrival, state, policy, evidence, late, self._emits, unsure))
+                )
                 self._rows.append(row)
                 if row.outcome not in (Outcome.FOLDED, Outcome.UNDECIDED):
                     continue

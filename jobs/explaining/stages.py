@@ -56,6 +56,7 @@ class AtOneStage(NamedTuple):
         evidence: What else is known about its record.
         late: What is known about its time.
         emits: An earlier stage whose state decides what arrives here; empty if there is none.
+        unsure: It is not known whether an earlier stage has passed it on.
     """
 
     stage: Stage
@@ -65,6 +66,7 @@ class AtOneStage(NamedTuple):
     evidence: Evidence
     late: Late
     emits: str
+    unsure: bool
 
     @property
     def decision(self) -> Decision:
@@ -295,7 +297,8 @@ def _below(case: AtOneStage) -> _Found:
     if taken is not None:
         return _Found(Outcome.DROPPED, _came_first(case, taken), Verdict.BELOW_FLOOR, earlier=taken.place)
     apart = any(map(case.is_apart, evidence.copies))
-    if evidence.in_order and not (apart or case.late.shut or case.emits):
+    unsure = apart or case.late.shut or case.emits or case.unsure or evidence.rejected_before(case.stage)
+    if evidence.in_order and not unsure:
         return _Found(
             Outcome.FOLDED,
             "it is below the floor of the history, and came first and in order: all records before it were searched",
