@@ -150,6 +150,7 @@ class Batches:
                     report.dropped,
                     again=replays or self._tries > 1,
                     share=self._journal.share,
+                    logs=run.logs(self._opening.topic_ids),
                 )
             )
             report.dropped = Dropped()

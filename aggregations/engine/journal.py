@@ -24,6 +24,7 @@ from persistence.commit.faults import JOURNAL, effect
 from persistence.errors import Transient
 from persistence.kafka import AcknowledgedProducer, BrokerError, BrokerUnavailable, KafkaSettings
 from persistence.kafka.topics import MAX_MESSAGE_BYTES
+from persistence.manifest import Progress
 from persistence.protocol import FlowRef
 
 _LOG = logging.getLogger("headwater.engine")
@@ -54,6 +55,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
         generation: Generation of the flow.
         schema: Version of this layout.
         share: Share of the events whose records `dropped` and `unlisted` are about.
+        branches: Number of the log's branch that it read, by topic and partition, if it is not 0
+            (`persistence.manifest.Progress`).
     """
 
     flow: str
@@ -68,6 +71,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     generation: int = 1
     schema: int = SCHEMA
     share: float = ALL
+    branches: Mapping[str, Mapping[int, int]] = {}
 
     def has(self, root: Node) -> bool:
         """Whether it lists the records of an event that were dropped, or would do so."""
@@ -126,6 +130,7 @@ def entry_of(
     *,
     again: bool,
     share: float = ALL,
+    logs: Mapping[TopicPartition, Progress] | None = None,
 ) -> Entry:
     """The entry of a batch; see `Entry`.
 
@@ -140,18 +145,25 @@ def entry_of(
         dropped: What it dropped.
         again: It had been folded before.
         share: Share of the events that `dropped` is about.
+        logs: Progress by partition.
     """
     begun = {one.place: one.start for one in ranges}
     read: dict[str, dict[int, tuple[int, int]]] = {}
+    branches: dict[str, dict[int, int]] = {}
     for place, end in ends.items():
-        read.setdefault(place.topic, {})[place.partition] = (begun.get(place, end), end)
+        start = begun.get(place, end)
+        read.setdefault(place.topic, {})[place.partition] = (start, end)
+        if logs is not None and place in logs and (number := logs[place].branch(start)):
+            branches.setdefault(place.topic, {})[place.partition] = number
     listed: dict[str, dict[str, dict[str, dict[int, Runs]]]] = {}
     for (stage, verdict, topic, partition), parts in sorted(dropped.spans.items(), key=lambda item: item[0]):
         if runs := runs_of(parts):
             listed.setdefault(stage, {}).setdefault(verdict, {}).setdefault(topic, {})[partition] = runs
     ids = {topic: topic_ids[topic] for topic in read}
     entry = Entry(
-        *(ref.flow, epoch, batch, time_ms, ids, read, listed, dropped.unlisted, again, ref.generation), share=share
+        *(ref.flow, epoch, batch, time_ms, ids, read, listed, dropped.unlisted, again, ref.generation),
+        share=share,
+        branches=branches,
     )
     return entry.cut(MOST_RUNS)
 

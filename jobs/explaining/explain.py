@@ -154,7 +154,7 @@ def explained(
             dead = DeadLetters.read(reader.letters(dead_letters), run.ledger, places, reader.own_id, progress)
         noted = None
         if journal is not None:
-            noted = journaled(reader, journal, by_flow, place, ids[place.topic], run.given_up)
+            noted = journaled(reader, journal, by_flow, place, ids[place.topic], run.given_up, reader.branch(place))
             if noted is not None and read is not None:
                 noted = replace(noted, root=read.lineage.root)
         unlisted = "" if journal is None else "the journal has no entry of its batch"

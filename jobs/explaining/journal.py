@@ -55,7 +55,13 @@ class Journaled:
 
 
 def journaled(
-    reader: Reader, topic: str, flow: tuple[str, int], place: Place, topic_id: str, given_up: Sequence[GivenUp] = ()
+    reader: Reader,
+    topic: str,
+    flow: tuple[str, int],
+    place: Place,
+    topic_id: str,
+    given_up: Sequence[GivenUp] = (),
+    branch: int = 0,
 ) -> Journaled | None:
     """The entry of the batch that read a record; None if the journal does not have it.
 
@@ -66,12 +72,17 @@ def journaled(
         place: Coordinates of the record.
         topic_id: Current id of its topic.
         given_up: Batches that restores gave up: the flow has read their records again.
+        branch: Branch of its log that the record belongs to: earlier batches read other records at its offset.
     """
+
+    def branch_of(entry: Entry) -> int:
+        return entry.branches.get(place.topic, {}).get(place.partition, 0)
 
     def is_after(entry: Entry) -> bool:
         """Whether an entry is that of the record, or of a later batch."""
         _, following = entry.read.get(place.topic, {}).get(place.partition, (0, 0))
-        return entry.topic_ids.get(place.topic) == topic_id and following > place.offset
+        later = (branch_of(entry), following) > (branch, place.offset)
+        return entry.topic_ids.get(place.topic) == topic_id and later
 
     def counts(entry: Entry) -> bool:
         """Whether an entry is of the flow as it is now."""
@@ -81,7 +92,9 @@ def journaled(
     log = reader.log(topic)
     for partition, high in log.high.items():
         found = _first(reader, Span(topic, partition, log.low[partition], high), counts, is_after)
-        if found is not None and found.read[place.topic][place.partition][0] <= place.offset:
+        if found is None or branch_of(found) != branch:
+            continue
+        if found.read[place.topic][place.partition][0] <= place.offset:
             return Journaled(place, found)
     return None
 

@@ -103,9 +103,13 @@ class Reader:
 
     def own_id(self, place: Place) -> str:
         """Topic id of a record, as the flow reads it."""
-        topic_id, progress = self.log(place.topic).topic_id, self.logs.get(TopicPartition(place.topic, place.partition))
-        number = 0 if progress is None else progress.branch(place.offset)
+        topic_id, number = self.log(place.topic).topic_id, self.branch(place)
         return branch_id(topic_id, number) if number else topic_id
+
+    def branch(self, place: Place) -> int:
+        """Number of the branch of its log that a record belongs to."""
+        progress = self.logs.get(TopicPartition(place.topic, place.partition))
+        return 0 if progress is None else progress.branch(place.offset)
 
     def offsets_at(self, topic: str, time_ms: int) -> dict[int, int]:
         """By partition, the first offset whose record has this timestamp or a later one; the end if there is none."""

@@ -27,7 +27,7 @@ from jobs.explaining.journal import Journaled, journaled
 from jobs.explaining.log import Log, Reader, Span
 from jobs.explaining.outcome import Outcome
 from jobs.tracing import Place
-from persistence.manifest import GivenUp
+from persistence.manifest import GivenUp, Progress
 from persistence.protocol import FlowRef
 from tests.support.topics import InMemory
 
@@ -212,6 +212,21 @@ def world(tmp_path: Path) -> InMemory:
         made.send(b"K", b'{"k": "K"}')
     made.run()
     return made
+
+
+def test_the_entry_of_a_record_is_of_its_branch_of_the_log() -> None:
+    """The log was cut at 5 when it was read up to 20: batch 3 read other records at the same offsets."""
+    logs = {TopicPartition("legs", 0): Progress(15, branches=((5, 4),))}
+    entries = [
+        entry(1, {0: 10}),
+        entry(2, {0: 20}),
+        entry(3, {0: 15}, logs=logs),
+        entry(4, {0: 25}, logs=logs),
+    ]
+    assert [one.branches for one in entries] == [{}, {}, {"legs": {0: 4}}, {"legs": {0: 4}}]
+    for offset, branch, batch in [(3, 0, 1), (7, 0, 1), (12, 0, 2), (7, 4, 3), (12, 4, 3), (16, 4, 4), (25, 4, None)]:
+        noted = journaled(Entries(*entries), "journal", FLEET, Place("legs", 0, offset), "T", (), branch)
+        assert (noted and noted.entry.batch) == batch, offset
 
 
 def noted(
