@@ -28,6 +28,7 @@ from envelope import Decision, Envelope, Hop, TopicPartition, Verdict, encode
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from persistence.errors import Transient
+from persistence.manifest import Progress
 from tests.property import test_columns_fields as every
 from tests.property import test_windows as windows
 from tests.support.both import Both, record
@@ -196,7 +197,7 @@ PLANTED = {
         windows._judged_by_all_partitions,
     ),
     "times are not carried from batch to batch": (memory, "times_in", lambda *_: {}),
-    "a restart begins without times": (common, "_time", lambda *_: None),
+    "a restart begins without times": (common, "_progress", lambda *given: Progress(given[3])),
     "an element comes too late a microsecond too early": (
         SessionWindow,
         "closes_us",

@@ -31,6 +31,7 @@ from envelope import Decision, Envelope, Hop, TopicPartition, Verdict, encode
 from persistence.commit import faults
 from persistence.commit.faults import Fault, FaultOutcome, Injector
 from persistence.errors import Transient
+from persistence.manifest import Progress
 from tests.support.both import TOPIC_ID, Both
 from tests.support.drawn import bring_back
 from tests.support.pure import fresh_store
@@ -217,7 +218,7 @@ PLANTED = {
     "late elements are judged by the latest time of their batch": (loop, "with_times", _judged_by_the_batch),
     "late elements are judged by the latest time of all partitions": (loop, "with_times", _judged_by_all_partitions),
     "times are not carried from batch to batch": (memory, "times_in", lambda *_: {}),
-    "a restart begins without times": (common, "_time", lambda *_: None),
+    "a restart begins without times": (common, "_progress", lambda *given: Progress(given[3])),
     "a window closes a microsecond too late": (
         Window,
         "closes_us",

@@ -69,6 +69,9 @@ OPTIONS: dict[str, tuple[dict[str, Any], set[str], str]] = {
     "Topic(idle)": ({"topic": {"idle": "10m"}}, NONE, "t, idle after 10m"),
     # It determines the order of reading, which no state depends on.
     "Topic(skew)": ({"topic": {"skew": "5m"}}, NONE, "t, skew 5m"),
+    # It allows expressions, which are part of the definition themselves.
+    "Topic(stable)": ({"topic": {"stable": ["_headers"]}}, NONE, "t, stable _headers"),
+    "Topic(retries)": ({"topic": {"retries": {"r": "r-retry"}}}, BOTH, "t, retries of r"),
     "aggregate(name)": ({"stage": {"name": "other"}}, {"first", "other"}, "other by _key"),
     "aggregate(key)": ({"stage": {"key": "k"}}, {"first"}, "first by k:"),
     "aggregate(fold)": ({"stage": {"fold": Fields(n=count("v"))}}, {"first"}, "Fields(n=count(v))"),
