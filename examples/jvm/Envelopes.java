@@ -91,6 +91,10 @@ final class Envelopes {
             if (hop.getPartition() < 0 || hop.getOffset() < 0 || hop.getOffset() == Long.MAX_VALUE) {
                 throw new Invalid("bad_coordinates");
             }
+            long epoch = Math.max(hop.getLeaderEpoch(), 0);
+            if (epoch >= 1 << (63 - Lineage.OFFSET_BITS) || (epoch > 0 && hop.getOffset() >> Lineage.OFFSET_BITS != 0)) {
+                throw new Invalid("bad_coordinates");
+            }
         }
         return found;
     }

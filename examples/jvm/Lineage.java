@@ -12,6 +12,9 @@ import java.util.List;
  * out, with the record after each.
  */
 final class Lineage {
+    /** Bits of an offset in a position. Above them is the leader epoch: a log that lost its end gives an offset twice. */
+    static final int OFFSET_BITS = 45;
+
     private record Node(String cluster, String topic, int partition, long offset, String topicId) {
         String name() {
             return cluster.isEmpty() ? topic : quoted(cluster, "/") + "/" + topic;
@@ -35,7 +38,8 @@ final class Lineage {
         eventId = envelope.getEventId();
         List<Node> all = new ArrayList<>();
         for (Hop hop : envelope.getChainList()) {
-            all.add(new Node(hop.getCluster(), hop.getTopic(), hop.getPartition(), hop.getOffset(), hop.getTopicId()));
+            long offset = (long) Math.max(hop.getLeaderEpoch(), 0) << OFFSET_BITS | hop.getOffset();
+            all.add(new Node(hop.getCluster(), hop.getTopic(), hop.getPartition(), offset, hop.getTopicId()));
         }
         all.add(new Node("", topic, partition, offset, ""));
         nodes.add(all.get(0));
@@ -67,7 +71,7 @@ final class Lineage {
         return named(0);
     }
 
-    /** Offset of the root, then the index of every hop, -1 where there is none; then the event id, if one is needed. */
+    /** Offset of the root with its leader epoch, then the index of every hop, -1 where there is none; then the event id, if one is needed. */
     List<Object> position() {
         List<Object> position = new ArrayList<>(List.of(nodes.get(0).offset()));
         boolean missing = false;

@@ -88,7 +88,7 @@ public final class Republish {
         for (int index = 0; index < words.length; index++) {
             byte[] key = words[index].getBytes(StandardCharsets.UTF_8);
             boolean rekeyed = !Arrays.equals(key, record.key());
-            Hop hop =
+            Hop.Builder hop =
                     Hop.newBuilder()
                             .setTopic(record.topic())
                             .setPartition(record.partition())
@@ -99,8 +99,8 @@ public final class Republish {
                             .setRekeyed(rekeyed)
                             .setKeyless(record.key() == null && envelope.getChainCount() > 0)
                             .setTopicId(topicId)
-                            .setTimestampMs(record.timestamp())
-                            .build();
+                            .setTimestampMs(record.timestamp());
+            record.leaderEpoch().ifPresent(hop::setLeaderEpoch);
             Envelope.Builder output =
                     envelope.toBuilder()
                             .setKey(ByteString.copyFrom(key))

@@ -329,7 +329,7 @@ def batch_bytes(largest: Iterable[int]) -> int:
     Args:
         largest: Largest record that each topic takes, in bytes: a batch of several records must not be larger either.
     """
-    return min([_BATCH_BYTES, *largest])
+    return max(min([_BATCH_BYTES, *largest]), 1)
 
 
 def _number(config: Mapping[str, Any], name: str) -> int:

@@ -58,7 +58,7 @@ def noted(leg):
 
 
 flow = (
-    Flow("noted").source(Topic({topic!r}, payload=Leg)).filter(noted)
+    Flow("noted").source(Topic({topic!r}, payload=Leg, stable=["_partition"])).filter(noted)
     .aggregate("aircraft", key="tail", fold=Fields(legs=count()))
 )
 
