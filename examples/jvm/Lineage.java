@@ -38,8 +38,8 @@ final class Lineage {
         eventId = envelope.getEventId();
         List<Node> all = new ArrayList<>();
         for (Hop hop : envelope.getChainList()) {
-            long offset = (long) Math.max(hop.getLeaderEpoch(), 0) << OFFSET_BITS | hop.getOffset();
-            all.add(new Node(hop.getCluster(), hop.getTopic(), hop.getPartition(), offset, hop.getTopicId()));
+            long number = (long) Math.max(hop.getLeaderEpoch(), 0) << OFFSET_BITS | hop.getOffset();
+            all.add(new Node(hop.getCluster(), hop.getTopic(), hop.getPartition(), number, hop.getTopicId()));
         }
         all.add(new Node("", topic, partition, offset, ""));
         nodes.add(all.get(0));
