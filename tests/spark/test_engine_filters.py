@@ -101,6 +101,6 @@ def test_a_record_without_a_number_is_a_dead_letter_that_is_mended_and_passed_on
     assert (letter.stage, letter.hole) == ("filter", False)
     assert world.results(flow, "incident")[b"A"] == {"messages": 4}
     for _ in range(2):
-        redrive(world.settings, world.dead, apply=True, mend=lambda _key, _value: b'{"id": 3}')
+        redrive(world.settings, world.dead, apply=True, mend=lambda _key, _value: b'{"id": 99}')
         world.run(flow)
     assert world.results(flow, "incident")[b"A"] == {"messages": 5}
