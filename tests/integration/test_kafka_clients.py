@@ -141,7 +141,7 @@ def test_a_record_that_the_topic_refuses_is_an_error_of_flush_and_the_producer_g
         producer.flush()
     producer.send(name, b"small")
     producer.flush()
-    assert topics.marks([name]) == {(name, 0): Watermarks(0, 1)}
+    assert topics.marks([name]) == {(name, 0): Watermarks(0, 1, leader_epoch=0)}
 
 
 def test_a_record_over_the_clients_limit_is_refused_at_once_and_nothing_goes_on_behind_it(
@@ -221,7 +221,7 @@ def test_marks_end_before_an_open_transaction_and_ends_after_it(
     producer.begin_transaction()
     producer.produce(name, b"v")
     producer.flush(20)
-    assert topics.marks([name]) == {(name, 0): Watermarks(0, 0)}
+    assert topics.marks([name]) == {(name, 0): Watermarks(0, 0, leader_epoch=0)}
     assert topics.ends([name]) == {(name, 0): 1}
     producer.abort_transaction(20)
 
