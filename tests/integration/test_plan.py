@@ -96,7 +96,7 @@ def test_a_plan_shows_where_a_run_would_start_and_the_run_at_work_goes_on(
     [partition] = (found := shown(capsys))["partitions"]
     assert (found["topic"], found["lag"], found["findings"]) == (fleet.topic, [6], [])
     at = {"partition": 0, "start": 4, "group": 3, "low": 0, "high": 10, "skipped": 0}
-    assert partition == {**at, "stores": {"aircraft": 4}}
+    assert partition == {**at, "stores": {"aircraft": 4}, "leader_epoch": 0, "branches": []}
     assert (store.installed_epoch(ref), store.load_manifest(ref)) == before
     fleet.fold(*range(4, 10))
     assert fleet.runner.results("aircraft") == {b"N1": {"n": 10}}
