@@ -171,7 +171,7 @@ class Evidence:
         """Whether another record of an arrival's event was rejected at a stage, or before."""
         if letters := self.dead.by_place.get(copy.place):
             return any(self._number(one) <= stage.index and _is_of(one, arrival) for one in letters)
-        node = self.lineage.reduced().own if self.lineage is not None and arrival.mine else None
+        node = self.lineage.nodes[self.lineage.died] if self.lineage is not None and arrival.mine else None
         return node is not None and copy.place == Place(node.topic, node.partition, node.offset)
 
     def _number(self, letter: StoredDeadLetter) -> int:

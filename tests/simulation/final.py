@@ -12,6 +12,7 @@ from typing import Any
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Topic
 from aggregations.definition.windows import hopping, tumbling
+from aggregations.report import Report
 from aggregations.run import common
 from aggregations.run.final import FinalSnapshots
 from aggregations.run.memory import MemoryRunner
@@ -141,27 +142,27 @@ _publish_all = original(FinalSnapshots, "publish")
 def _removes_first(self: Any, report: Any) -> None:
     """Removes what is due before it is published."""
     report.removed.update(self._retirement.remove())
-    report.outputs += self._final.publish()
+    report.add(self._final.publish())
 
 
-def _notes_first(self: Any, stage: Any, after: int | None, until: int) -> Any:
+def _notes_first(self: Any, stage: Any, after: int | None, until: int, counts: Report) -> None:
     """Notes that windows are published, then publishes them."""
     run = self._run
     run.note(run.changed(published={**run.manifest.published, stage.name: until}))
-    return _publish(self, stage, after, until)
+    _publish(self, stage, after, until, counts)
 
 
-def _first_page(self: Any, stage: Any, after: int | None, until: int) -> int:
+def _first_page(self: Any, stage: Any, _after: int | None, until: int, counts: Report) -> None:
     """Publishes only windows that end where the last ones end."""
-    return int(_publish(self, stage, until - 1, until))
+    _publish(self, stage, until - 1, until, counts)
 
 
-def _forgets(self: Any) -> int:
+def _forgets(self: Any) -> Report:
     """Notes nowhere how far windows are published."""
-    messages = _publish_all(self)
+    counts: Report = _publish_all(self)
     if self._run.manifest is not None:
         self._run.note(self._run.changed(published={}))
-    return int(messages)
+    return counts
 
 
 BUGS: Mapping[str, Sequence[Patch]] = {

@@ -1,10 +1,13 @@
 """What became of a record that was rejected: real flows and stores, with topics in memory."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from envelope import Reason
+from aggregations.definition.flow import Flow
+from aggregations.definition.source import Json, Topic
+from envelope import Envelope, Hop, Reason, encode
 from jobs.explaining.outcome import Fate, Outcome
 from jobs.tracing import Place
 from tests.support.explained import Sum, flow, mend, outcomes, send
@@ -50,6 +53,19 @@ def test_a_dead_letter_waits_until_it_is_redriven_and_folded(tmp_path: Path) -> 
     [copy] = redriven.copies
     assert copy.resend is not None
     assert (copy.place, copy.resend.kind) == (place, "redrive")
+
+
+def test_a_dead_letter_of_a_retry_topic_took_nobody_s_place_although_its_topic_is_not_read(tmp_path: Path) -> None:
+    retried = Topic("raw-retry-0", Json({"k": str, "v": int}), retries={"raw": "raw-retry-*"})
+    world = InMemory(Flow("fleet").source(retried).aggregate("first", "k", Sum()), tmp_path)
+    body = json.dumps({"k": "K", "v": 5000}).encode()
+    world.send(b"K", encode(Envelope(body, (Hop("raw", 0, 3, via="retrier"),), b"K")))
+    world.run()
+    back = world.redrive(0)
+    mend()
+    world.run()
+    found = world.explain(back, dead_letters=None)
+    assert (found.outcome, found.taken_by) == (Outcome.FOLDED, None)
 
 
 @pytest.mark.parametrize("noted", [True, False], ids=["with its note", "without a note"])
