@@ -11,6 +11,7 @@ MAX_OFFSET = 2**63 - 1
 MAX_INDEX = 2**32 - 1
 OFFSET_BITS: Final = 45
 """Bits of an offset beside a leader epoch: 35 trillion records of a partition, and 262,143 changes of its leader."""
+OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
 MAX_EPOCH: Final = 2 ** (63 - OFFSET_BITS) - 1
 
 # org.apache.kafka.common.internals.Topic: legal characters, at most 249 of them, neither "." nor "..".

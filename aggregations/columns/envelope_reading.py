@@ -247,14 +247,13 @@ def read_envelopes(
         good: Set to whether a record was accepted.
         found: Nine rows, each by record: start and length of the payload and of the event id, event time and whether
             there is one (2: it is the timestamp of the first hop, in milliseconds), first hop and number of hops,
-            route. Or 17: also start and length of the producer's name,
-            sequence number and whether there is one, last sequence number and whether there is one, epoch, and whether
-            each partition is numbered.
+            route. Or 17: also start and length of the producer's name, sequence number and whether there is one, last
+            sequence number and whether there is one, epoch, and whether each partition is numbered.
 
     Returns:
-        Offsets of all hops; their leader epochs, 0 for none; their indices, -1 for none; kinds of hops, as spans of `values`, partition and flags; and
-        routes: the number of the route before the last hop, and its kind. The first routes have no hop: they are
-        the numbers of `own`.
+        Offsets of all hops; their leader epochs, 0 for none; their indices, -1 for none; kinds of hops, as spans of
+        `values`, partition and flags; and routes: the number of the route before the last hop, and its kind. The first
+        routes have no hop: they are the numbers of `own`.
     """
     data, starts, lengths = borrowed(values[0]), values[1], values[2]
     key_data, key_starts, key_lengths = borrowed(keys[0]), keys[1], keys[2]

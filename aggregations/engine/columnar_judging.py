@@ -150,10 +150,10 @@ class ColumnarJudging(ColumnarFold):
     def _keep(self, codes: Ints, before: StoredStates, rulings: Rulings) -> None:
         """Add the states whose rows the filter has not judged, as they were."""
         if len(codes):
-            texts, rule = Texts(rulings.values, rulings.texts), self._rule.rule
+            texts, rule, missing = Texts(rulings.values, rulings.texts), self._rule.rule, self._missing > 0
             for code in codes.tolist():
                 state = rule.load(msgspec.json.decode(before.text(0, code))) if before.exists[code] else rule.zero()
-                texts.put(0, code, rule.dump(resting(rule, tracking(rule, state, on=self._missing > 0))))
+                texts.put(0, code, rule.dump(resting(rule, tracking(rule, state, on=missing))))
             rulings.texts = texts.joined()
 
     def _judged_before(self, judged: Judged) -> Mask:

@@ -30,6 +30,7 @@ from persistence.findings import Finding
 from persistence.kafka import Topics
 from persistence.kafka.errors import rejects_login
 from persistence.kafka.facts import TopicFacts, Watermarks
+from persistence.kafka.topics import former_ends
 from persistence.registry import preflight
 
 T = TypeVar("T")
@@ -217,12 +218,9 @@ def _epoch_ends(
     topics: Topics, run: Run, topic: str, topic_id: str, marks: Mapping[TopicPartition, Watermarks]
 ) -> dict[int, int]:
     """Where the records of the noted leader epochs end, by partition whose leader has another one now."""
-    asked = {
-        place: one.leader_epoch
-        for place, one in run.logs({topic: topic_id}).items()
-        if place in marks and one.leader_epoch is not None and marks[place].leader_epoch not in (None, one.leader_epoch)
-    }
-    return {place.partition: end for place, end in topics.epoch_ends(asked).items()} if asked else {}
+    read = {place: one.leader_epoch for place, one in run.logs({topic: topic_id}).items() if place in marks}
+    ends = former_ends(topics, read, {place: marks[place].leader_epoch for place in read})
+    return {place.partition: end for place, end in ends.items()}
 
 
 def _written_anew(run: Run, plans: Sequence[Plan]) -> dict[TopicPartition, int]:

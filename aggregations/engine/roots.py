@@ -14,8 +14,9 @@ from aggregations.run.incarnations import NO_ID
 from aggregations.run.plan import cut, recreated
 from aggregations.run.risks import refuse
 from envelope import Node, TopicPartition
-from envelope.limits import OFFSET_BITS, root_number
+from envelope.limits import OFFSET_BITS, OFFSET_MASK, root_number
 from persistence.kafka import BrokerRefused, KafkaSettings, Topics
+from persistence.kafka.topics import former_ends
 
 EndsByIncarnation = dict[tuple[str, str, int], tuple[int, int]]
 """(topic, topic id, partition) to the offset that the next record will get, and the leader epoch in which it will."""
@@ -92,8 +93,7 @@ def check_logs(
         RunRefusedError: Records were lost.
         BrokerError: The broker does not answer, or refuses the request.
     """
-    older = {place: one for place, (one, _) in read.items() if one is not None and epochs[place] not in (None, one)}
-    ends = topics.epoch_ends(older) if older else {}
+    ends = former_ends(topics, {place: epoch for place, (epoch, _) in read.items()}, epochs)
     refuse(
         [
             cut(flow.name, f"{place.topic}:{place.partition}", read[place][1], max(end, 0), epochs[place])
@@ -156,7 +156,7 @@ class RootTopics:
 
 def is_beyond(number: Any, end: Any, epoch: Any) -> Any:
     """Whether roots (`envelope.limits.root_number`) lie beyond an end, or in a later epoch; numbers or arrays of them."""
-    return ((number & ((1 << OFFSET_BITS) - 1)) >= end) | ((number >> OFFSET_BITS) > epoch)
+    return ((number & OFFSET_MASK) >= end) | ((number >> OFFSET_BITS) > epoch)
 
 
 class _TopicIds(Mapping[str, str]):

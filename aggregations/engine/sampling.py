@@ -14,7 +14,7 @@ import numpy.typing as npt
 from aggregations.columns.arrays import Ints, Mask
 from aggregations.errors import FlowError
 from envelope import Node
-from envelope.limits import OFFSET_BITS
+from envelope.limits import OFFSET_MASK
 
 ALL: Final = 1.0
 """The share of a journal that lists every event."""
@@ -49,7 +49,7 @@ def sampled(share: float, partitions: Ints | Sequence[int], offsets: Ints | Sequ
     """
     if share >= ALL:
         return np.ones(len(offsets), np.bool_)
-    mixed = (np.asarray(offsets, np.int64) & ((1 << OFFSET_BITS) - 1)).astype(np.uint64)
+    mixed = (np.asarray(offsets, np.int64) & OFFSET_MASK).astype(np.uint64)
     mixed = _mixed(mixed + _mixed(np.asarray(partitions, np.int64).astype(np.uint64)))
     return mixed < np.uint64(int(share * 2.0**64))
 

@@ -11,13 +11,13 @@ from aggregations.definition.flow import END_OF_FLOW, Aggregate
 from aggregations.definition.inputs import SiblingPolicy, siblings_of
 from aggregations.definition.schemas import Schema
 from aggregations.errors import FlowError
-from aggregations.per_message.ledger import Entry, Ledger, Waiting, outputs_before
+from aggregations.per_message.ledger import Entry, Ledger, Waiting, origin_of, outputs_before
 from aggregations.per_message.publishing import Marking
 from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.steps import Applied
 from aggregations.per_message.times import InWindow, enter_expiring, enter_windows, latest
 from envelope import EnvelopeError, Lineage, Position, Reason, Route, Siblings, Standing, Verdict
-from envelope.dedup.lineage import Redriven, died_in
+from envelope.dedup.lineage import Redriven
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +144,16 @@ def waits_as(
         standing: Where it stands.
         redriven: How it came back from the dead-letter topic.
     """
-    if not waiting:
-        return ()
-    own = element.own
-    place, offset = (died_in(own), own.offset) if redriven is None else (redriven.place, redriven.offset)
-    names = ((standing.group, standing.position), (place, (offset, *element.indices)))
+    names = names_of(element, standing, redriven) if waiting else ()
     return tuple((name, position) for name, position in names if (name, position[0]) in waiting)
+
+
+def names_of(
+    element: Element[Any], standing: Standing, redriven: Redriven | None
+) -> tuple[tuple[str, Position], tuple[str, Position]]:
+    """The names under which the ledger may list an element: as an event, and by the coordinates of its record."""
+    place, offset = origin_of(element.own, redriven)
+    return (standing.group, standing.position), (place, (offset, *element.indices))
 
 
 def marking_before(

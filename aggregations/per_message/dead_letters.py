@@ -225,16 +225,12 @@ class DeadLetterCollector:
                 self._refused(stage, one)
 
     def _refused(self, stage: str, one: Decided) -> None:
-        element, redriven, at, fixed = (
-            one.arrival.element,
-            one.arrival.redriven,
-            one.arrival.standing,
-            one.arrival.fixed,
-        )
+        arrival = one.arrival
+        element, redriven, at, fixed = arrival.element, arrival.redriven, arrival.standing, arrival.fixed
         lineage, indices = str(element.lineage), element.indices
         assert one.reason is not None
         dead = RejectedRecord(element.own, stage, one.reason, one.detail, lineage, one.hole, raised=one.raised)
-        if one.arrival.transit and redriven is not None:
+        if arrival.transit and redriven is not None:
             dead.stage, dead.hole = redriven.redrive.stage, redriven.redrive.hole
         elif one.hole:
             # It is missing at later stages, and stages before it may have to know what they passed on of it.

@@ -305,8 +305,13 @@ def dead_entry(
     items = len(indices) - fixed if whole else 0
     if proven:
         return Entry(stage, standing.group, event_of(standing.position, items))
-    place, offset = (died_in(own), own.offset) if redriven is None else (redriven.place, redriven.offset)
+    place, offset = origin_of(own, redriven)
     return Entry(stage, place, event_of((offset, *indices), items))
+
+
+def origin_of(own: Node, redriven: Redriven | None) -> tuple[str, int]:
+    """The topic-partition and the offset of a record, or those at which it was rejected if it was redriven."""
+    return (died_in(own), own.offset) if redriven is None else (redriven.place, redriven.offset)
 
 
 def outputs_before(stage: str) -> str:

@@ -8,7 +8,7 @@ anything of its batch is written, so a stage finds it there when it folds the re
 beside the state that it writes, until the record is no longer listed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -18,7 +18,7 @@ from aggregations.definition.emit import Emit
 from aggregations.definition.folds import copied
 from aggregations.definition.operators import Aggregate
 from aggregations.definition.schemas import Schema
-from aggregations.per_message.arrivals import Arrival
+from aggregations.per_message.arrivals import Arrival, names_of
 from aggregations.per_message.emitting import emitted_row
 from aggregations.per_message.folding import fold_one, inputs_of, time_of
 from aggregations.per_message.ledger import Entry, Waiting
@@ -75,7 +75,7 @@ def passed_again(stage: Aggregate, state: Any, kept: Kept, arrival: Arrival, typ
         return ()
     if stage.emit is None:
         return (arrival.element,)
-    for name, position in _names(arrival):
+    for name, position in names_of(arrival.element, arrival.standing, arrival.redriven):
         if (before := kept.get(name, {}).get(position)) is not None:
             return fold_one(stage, copied(before), arrival, types)[1]
     made = _made_now(stage, state, arrival, types)
@@ -84,13 +84,6 @@ def passed_again(stage: Aggregate, state: Any, kept: Kept, arrival: Arrival, typ
             Reason.FOLD_FAILED, f"stage {stage.name} no longer has the state from before it, which emit= needs"
         )
     return made
-
-
-def _names(arrival: Arrival) -> Iterator[tuple[str, Position]]:
-    """The names under which a state may be kept for an arrival in transit; see `Arrival.waits`."""
-    yield arrival.standing.group, arrival.standing.position
-    if arrival.redriven is not None:
-        yield arrival.redriven.place, (arrival.redriven.offset, *arrival.element.indices)
 
 
 def _made_now(stage: Aggregate, state: Any, arrival: Arrival, types: Schema) -> tuple[Element[Any], ...]:

@@ -17,8 +17,8 @@ from envelope.message import Hop
 from envelope.redrive import HEALED, Redrive, read_via
 
 Position: TypeAlias = tuple[int | str, ...]
-"""Number of the root (`envelope.limits.root_number`), then the fan-out index of every edge; -1 where a republisher gave none. An event id may
-follow if the policy uses it. Compared lexicographically."""
+"""Number of the root (`envelope.limits.root_number`), then the fan-out index of every edge; -1 where a republisher gave
+none. An event id may follow if the policy uses it. Compared lexicographically."""
 
 
 def position_order(position: Position) -> tuple[Position, str]:

@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import Any
 
 from aggregations.definition.element import Element, Record
-from aggregations.definition.emit import Emit
 from aggregations.definition.flow import END_OF_FLOW, Flow, Stage
 from aggregations.definition.inputs import siblings_of
 from aggregations.definition.schemas import UNKNOWN
@@ -170,8 +169,7 @@ class Elements:
         others = [replace(other, transit=True) for other in others]
         alike = pass_on(stage.aggregate, states, others, batch=run.batch, siblings=siblings)
         self._alike = self._others.onward(stage, alike)
-        emit = stage.aggregate.emit
-        if emit is not None and not (isinstance(emit, Emit) and not emit.fields):
+        if stage.aggregate.emits_state:
             self._emits = stage.name
         return self._loop.onward(stage, outcome)
 

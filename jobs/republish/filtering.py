@@ -269,7 +269,9 @@ class RecordFilter:
     def miss(self, record: InputRecord) -> str:
         """Note that a record is missing which the filter has not passed on: redriven, the filter judges it.
 
-        Returns the stage in its dead letter. The dead letter of a redriven record has the stage of the one before: the filter may have passed it on then.
+        Returns:
+            The stage in its dead letter. The dead letter of a redriven record has the stage of the one before: the filter
+            may have passed it on then.
         """
         if (one := self._judging.get((record.topic, record.partition))) is not None:
             one.state, one.changed = tracking(self._rule, one.state, on=True), True

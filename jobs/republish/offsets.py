@@ -15,6 +15,7 @@ from jobs.republish.growth import Note
 from persistence.kafka import BrokerError, BrokerRefused, BrokerUnavailable, Topics
 from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error
 from persistence.kafka.facts import BEYOND_END, Watermarks
+from persistence.kafka.topics import former_ends
 
 T = TypeVar("T")
 Read: TypeAlias = Mapping[Any, tuple[int, int | None]]
@@ -75,12 +76,8 @@ def lost_ends(topics: Topics, read: Read, marks: Mapping[envelope.TopicPartition
         read: By topic and partition the offset up to which it was read, and the leader epoch of the last record.
         marks: The ends of the logs.
     """
-    asked = {
-        place: epoch
-        for place, (_, epoch) in read.items()
-        if epoch is not None and epoch >= 0 and marks[place].leader_epoch not in (None, epoch)
-    }
-    ends = topics.epoch_ends(asked) if asked else {}
+    epochs = {place: epoch for place, (_, epoch) in read.items()}
+    ends = former_ends(topics, epochs, {place: marks[place].leader_epoch for place in read})
     found = {place: min(ends.get(place, offset), marks[place].high) for place, (offset, _) in read.items()}
     return {place: max(end, 0) for place, end in found.items() if end < read[place][0]}
 

@@ -436,6 +436,26 @@ class Topics:
         self._connection = connection_trouble(error, self._connection)
 
 
+def former_ends(
+    topics: Topics, read: Mapping[TopicPartition, int | None], now: Mapping[TopicPartition, int | None]
+) -> dict[TopicPartition, int]:
+    """Return `Topics.epoch_ends` of the epochs as of which partitions were read, for those whose leader has another one.
+
+    Only these logs may have lost records that were read.
+
+    Args:
+        topics: Access to the topics.
+        read: The epoch by partition; None, or below 0, if it is not known.
+        now: Epoch of each partition's leader; None if the broker gives none.
+    """
+    asked = {
+        place: epoch
+        for place, epoch in read.items()
+        if epoch is not None and epoch >= 0 and now[place] not in (None, epoch)
+    }
+    return topics.epoch_ends(asked) if asked else {}
+
+
 def _check_each(parts: Iterable[confluent_kafka.TopicPartition], doing: str) -> None:
     for part in parts:
         if part.error:
