@@ -17,6 +17,8 @@ from aggregations.run.binding import bind
 from jobs import views
 from jobs.demo import audit, flights
 from jobs.loading import load, load_flow
+from persistence.commit.faults import STREAM_BEGIN, STREAM_PLAN, Fault, FaultOutcome
+from persistence.commit.steps import CommitStep
 from persistence.kafka import AcknowledgedProducer, KafkaSettings
 from tests.support import redis_server
 from tests.support.legs import republished
@@ -100,11 +102,26 @@ def lines(ended: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
     return [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
 
 
+KILLED = (
+    Fault(CommitStep.PERSIST.of("aircraft"), FaultOutcome.BEFORE, 2),
+    Fault(STREAM_PLAN, FaultOutcome.AFTER, 2),
+    Fault(STREAM_BEGIN, FaultOutcome.BEFORE, 2),
+    Fault(CommitStep.MANIFEST.of("aircraft"), FaultOutcome.AFTER, 2),
+    Fault(CommitStep.RETURN, FaultOutcome.BEFORE, 2),
+)
+
+
 @pytest.mark.slow
-def test_a_submitted_driver_that_is_killed_in_a_commit_and_submitted_again_is_exact(
-    fleet: list[str], redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("checkpoint", ["lost", pytest.param("kept", marks=pytest.mark.kills)])
+@pytest.mark.parametrize(
+    "fault", [KILLED[0], *(pytest.param(one, marks=pytest.mark.kills) for one in KILLED[1:])], ids=str
+)
+def test_a_submitted_driver_that_is_killed_and_submitted_again_is_exact(
+    fleet: list[str], redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault, checkpoint: str
 ) -> None:
     options = [*fleet, "--store", redis]
+    if checkpoint == "kept":
+        options[:0] = ["--checkpoint", str(tmp_path / "checkpoint")]
     fast = FAST["spark.driver.extraJavaOptions"]
     given = [("spark.driver.extraJavaOptions", fast), ("spark.executor.extraJavaOptions", fast)]
     # Executors find headwater there, and the flow's own file only if it is sent to them.
@@ -114,7 +131,7 @@ def test_a_submitted_driver_that_is_killed_in_a_commit_and_submitted_again_is_ex
         *("--master", MASTER),
         *(*conf, "fleet.py", *options),
         cwd=tmp_path,
-        HEADWATER_FAULT="persist:aircraft.before@2",
+        HEADWATER_FAULT=str(fault),
     )
     assert killed.returncode == 128 + signal.SIGKILL, killed.stdout + killed.stderr
     [plan, *batches] = lines(killed)
@@ -137,7 +154,9 @@ def test_a_submitted_driver_that_is_killed_in_a_commit_and_submitted_again_is_ex
     [plan, *_, done] = lines(again)
     assert done["done"] is True
     assert 0 < sum(plan["plan"]["lag"]) == done["records"] < lag
-    assert done["verdicts"]["carrier"].keys() & {"duplicate", "below_floor"}, "nothing was dropped of the killed batch"
+    if fault.point == CommitStep.PERSIST.of("aircraft"):
+        dropped = done["verdicts"]["carrier"].keys() & {"duplicate", "below_floor"}
+        assert dropped, "nothing was dropped of the killed batch"
 
     monkeypatch.delitem(sys.modules, "fleet", raising=False)  # another test may have imported a flow of this name
     monkeypatch.syspath_prepend(tmp_path)
