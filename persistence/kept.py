@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from envelope import TopicPartition
+from envelope.limits import OFFSET_BITS, OFFSET_MASK, root_number
 from persistence.errors import Corrupt, Terminal
 from persistence.manifest import Manifest, Progress, unread
 from persistence.marks import KnownMarks
@@ -42,7 +43,8 @@ class Kept:
 
     Attributes:
         value: A JSON value; None before the first.
-        positions: Next offset by topic and partition: the value contains every record below it and none from it on.
+        positions: Position by topic and partition (`envelope.limits.root_number`): the value contains every record below it
+            and none from it on.
         version: Number of writes to it in the store.
         topic_ids: Id of each topic that the positions belong to, if it is known.
     """
@@ -52,13 +54,23 @@ class Kept:
     version: int = 0
     topic_ids: dict[str, str] = field(default_factory=dict)
 
-    def covers(self, topic: str, partition: int, offset: int) -> bool:
-        """Whether the value contains the record at this offset, or has judged it."""
-        return offset < self.positions.get(TopicPartition(topic, partition), 0)
+    def covers(self, record: Any) -> bool:
+        """Whether the value contains a record, or has judged it.
 
-    def advance(self, topic: str, partition: int, offset: int) -> None:
-        """Note that the value contains the record at this offset."""
-        self.positions[TopicPartition(topic, partition)] = offset + 1
+        A record of a later leader epoch than the one of the position is new, wherever it stands: the log was cut, and the
+        offsets are used again. Without a `leader_epoch` the offset alone decides.
+        """
+        done, epoch = self._position(record), getattr(record, "leader_epoch", None)
+        return bool(record.offset < done & OFFSET_MASK if epoch is None else root_number(record.offset, epoch) < done)
+
+    def advance(self, record: Any) -> None:
+        """Note that the value contains a record."""
+        epoch = getattr(record, "leader_epoch", None)
+        known = self._position(record) >> OFFSET_BITS if epoch is None else epoch
+        self.positions[TopicPartition(record.topic, record.partition)] = root_number(record.offset + 1, known)
+
+    def _position(self, record: Any) -> int:
+        return self.positions.get(TopicPartition(record.topic, record.partition), 0)
 
 
 def encode_kept(kept: Kept, kind: str) -> bytes:

@@ -6,6 +6,7 @@ from typing import Any
 
 from envelope import TopicPartition
 from envelope.filters.sequence_maps import Snapshot
+from envelope.limits import OFFSET_MASK
 from persistence.kept import KeptValues, merged_topic_ids
 from persistence.protocol import StateStore
 
@@ -39,13 +40,14 @@ class Reader:
     @property
     def start(self) -> Mapping[TopicPartition, int]:
         """Offset to read next, by topic and partition; a partition that is not there is read from its beginning."""
-        return dict(self._kept.positions)
+        return {place: position & OFFSET_MASK for place, position in self._kept.positions.items()}
 
     def process(self, records: Iterable[Any], step: Callable[[Any, Any], Any]) -> int:
         """Apply records that the value does not contain, in order, and store the value with its positions.
 
         Args:
-            records: Records in the order in which they were read: anything with topic, partition and offset.
+            records: Records in the order in which they were read: anything with topic, partition and offset. With a
+                `leader_epoch`, records that were written anew at offsets that were read are applied, too.
             step: Returns the next value, given the value and a record. It may change the value in place.
 
         Returns:
@@ -58,9 +60,9 @@ class Reader:
         applied, batch = 0, list(records)
         self._kept.topic_ids = merged_topic_ids(self._kept.topic_ids, batch, self._values.ref)
         for record in batch:
-            if not self._kept.covers(record.topic, record.partition, record.offset):
+            if not self._kept.covers(record):
                 self._kept.value = step(self._kept.value, record)
-                self._kept.advance(record.topic, record.partition, record.offset)
+                self._kept.advance(record)
                 applied += 1
         if applied:
             self._values.save({_ONLY: self._kept})

@@ -117,7 +117,8 @@ class StoredFilter:
         """Judge a batch, publish what passes, and write the states.
 
         Args:
-            records: Records in the order in which they were read: within a partition in the order of offsets.
+            records: Records in the order in which they were read: within a partition in the order of offsets. With a
+                `leader_epoch`, records that were written anew at offsets that were read are judged, too.
             publish: Produces what is passed on, and the dead letters, and returns when all are acknowledged.
 
         Raises:
@@ -228,13 +229,13 @@ class _Work:
             self._note(record, scope)
             return
         kept = self._known[scope]
-        if record.offset is not None and kept.covers(record.topic, record.partition, record.offset):
+        if record.offset is not None and kept.covers(record):
             self._replay(record, scope, place)
             return
         ruling = self._states.judge_in(scope, record)
         self._changed[scope] = kept
         if record.offset is not None:
-            kept.advance(record.topic, record.partition, record.offset)
+            kept.advance(record)
         if ruling.verdict is Verdict.HELD or record.offset in ruling.released:
             self.held.setdefault(place, {})[record.offset] = record
         self._note(record, ruling)

@@ -180,6 +180,11 @@ def open_run(
                 publishes=options.keeps_order(flow),
                 crashed=run.crashed,
                 starting_offsets=None if begin_at == EARLIEST else given,
+                branches={
+                    place.partition: known
+                    for place, known in (rebuilding.branches if rebuilding else {}).items()
+                    if place.topic == source
+                },
             )
             plans.append(decided)
             if planned is not None:

@@ -32,11 +32,13 @@ class Rebuilding:
         until: Offset after the last record that the live generation has committed, by topic and partition. The rebuild
             reads no record beyond it.
         outputs: Outputs are held; otherwise they are only counted.
+        branches: Where logs were written anew, as the live generation knows it; see `persistence.manifest.Progress`.
     """
 
     note: Rebuilt
     until: Mapping[TopicPartition, int]
     outputs: bool = False
+    branches: Mapping[TopicPartition, tuple[tuple[int, int], ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,6 +139,7 @@ def plan(
     publishes: bool = False,
     crashed: bool = False,
     starting_offsets: Callable[[], Mapping[int, int]] | None = None,
+    branches: Mapping[int, tuple[tuple[int, int], ...]] = {},
 ) -> Plan:
     """Decide where each partition starts.
 
@@ -151,6 +152,8 @@ def plan(
         crashed: An earlier run did not end cleanly: it may have folded records beyond the manifests.
         starting_offsets: Returns the offset by partition to begin at; called if the topic was never read. None for the beginning of
             the log.
+        branches: By partition where its log was written anew, as another generation knows it: its records have the same
+            names in a generation that begins.
     """
     known_id = start.topic_ids.get(broker.topic) if start else None
     findings, progress = [], start.positions.get(broker.topic, {}) if start else {}
@@ -165,7 +168,7 @@ def plan(
         if begins is not None:
             offset, skipped = begins[partition], begins[partition] - low
         place = f"{broker.topic}:{partition}"
-        log = progress.get(partition, Progress(0))
+        log = progress.get(partition, Progress(0, branches=branches.get(partition, ())))
         if offset is not None:
             known = progress_of((one for _, one in manifests if one), broker.topic, partition, broker.topic_id)
             furthest = max([offset, *(reached(one, known) for one in known)])

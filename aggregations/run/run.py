@@ -242,7 +242,7 @@ class Run:
         if before is not None:
             for topic, partitions in before.positions.items():
                 known = before.topic_ids.get(topic, "")
-                if topic_ids.get(topic, known) == known:
+                if topic in self._former or topic_ids.get(topic, known) == known:
                     positions[topic] = dict(partitions)
         given = {topic: at for topic, at in (before.starting_offsets if before else {}).items() if topic in positions}
         changes = changes or Changes()

@@ -45,6 +45,7 @@ class Arrival:
         timestamp_ms: Time in milliseconds since 1970.
         headers: Pairs of name and value, in order; names may repeat.
         topic_id: Kafka's id of the topic; empty when unknown.
+        leader_epoch: Leader epoch in which it was written; None when unknown.
     """
 
     topic: str
@@ -55,6 +56,7 @@ class Arrival:
     timestamp_ms: int = 0
     headers: tuple[tuple[str, bytes | None], ...] = ()
     topic_id: str = ""
+    leader_epoch: int | None = None
 
 
 class Windowed(NamedTuple):

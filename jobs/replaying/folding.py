@@ -109,12 +109,18 @@ class Folding:
         refuse(deleted_records(found, ranges, topics), self.options.accept)
         begun = {topic for topic, _ in found.positions(generation)}  # a crash may leave only some topics begun
         start: Starts = starts_of([one for one in ranges if one.topic not in begun], topics) or EARLIEST
+        known = found.progress(live)
         options = replace(
             self.options,
             generation=generation,
             start=start,
             until_caught_up=True,
-            rebuilding=Rebuilding(note, found.positions(live), pointer.rebuild.outputs),
+            rebuilding=Rebuilding(
+                note,
+                {place: one.next_offset for place, one in known.items()},
+                pointer.rebuild.outputs,
+                {place: one.branches for place, one in known.items() if one.branches},
+            ),
         )
         return self.runner(self.flow, options, progress=self.progress, planned=self.planned, stop=self.stop)
 

@@ -26,7 +26,7 @@ from envelope import TopicPartition
 from jobs.replaying.author import Author
 from persistence.commit.faults import EPOCH
 from persistence.epochs import take_epoch
-from persistence.manifest import Manifest, Rebuilt
+from persistence.manifest import Manifest, Progress, Rebuilt
 from persistence.names import FlowRef
 from persistence.pointer import Origin, Pointer, Rebuild, change_pointer, copy_pointer, load_pointer
 from persistence.protocol import StateStore
@@ -81,9 +81,13 @@ class Generations:
 
     def positions(self, generation: int) -> dict[TopicPartition, int]:
         """Offset up to which every store has folded a generation, by topic and partition of the flow."""
+        return {place: progress.next_offset for place, progress in self.progress(generation).items()}
+
+    def progress(self, generation: int) -> dict[TopicPartition, Progress]:
+        """Progress that every store has of a generation, by topic and partition of the flow."""
         manifest = self.manifest(generation)
         return {
-            TopicPartition(topic, partition): progress.next_offset
+            TopicPartition(topic, partition): progress
             for topic, partitions in (manifest.positions if manifest else {}).items()
             for partition, progress in partitions.items()
             if topic in self.flow.topics

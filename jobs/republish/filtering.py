@@ -32,7 +32,6 @@ from envelope.filters.arrival import (
 )
 from envelope.filters.producers import Gaps, ProducerFilter, Stamp
 from envelope.filters.sequence_maps import EVERYWHERE, DedupPolicy
-from envelope.limits import root_number
 from envelope.redrive import Redrive, read_via
 from jobs.environment import UsageError
 from jobs.republish.offsets import patiently
@@ -251,12 +250,11 @@ class RecordFilter:
         if not self._policy.enabled(record.topic):
             return UNIDENTIFIED
         one = self._judging[record.topic, record.partition]
-        at = root_number(record.offset, record.leader_epoch)
-        if one.kept.covers(record.topic, record.partition, at):
+        if one.kept.covers(record):
             return _COVERED
         back = _redrive_of(record)
         ruling = self._ruled(one, Subject(record, _time_of(record, back)), back)
-        one.kept.advance(record.topic, record.partition, at)
+        one.kept.advance(record)
         one.changed = True
         if ruling.reason is not None:
             one.state = tracking(self._rule, one.state, on=True)

@@ -9,6 +9,7 @@ from pathlib import Path as File
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from aggregations.definition.aggregates import count, total
 from aggregations.definition.fields import Fields
@@ -18,6 +19,7 @@ from aggregations.engine import group_offsets
 from aggregations.engine.group_offsets import GroupOffsets
 from aggregations.engine.held import HELD
 from aggregations.errors import DefinitionChangedError, RunRefusedError
+from aggregations.run.binding import bind
 from jobs.cli.signals import Stopped
 from jobs.dead_letters.redrive import redrive
 from jobs.explaining.explain import explain
@@ -160,6 +162,22 @@ def test_dead_letters_of_a_rebuild_fill_its_holes_after_the_swap(site: Site) -> 
     assert report.records == 4
     assert report.verdicts["aircraft"]["redriven"] == 2  # and not those of generation 1
     assert world.results(site.old, "carrier")[b"AA"]["legs"] == before + 2
+
+
+def test_a_rebuild_names_the_records_of_a_log_that_was_written_anew_as_the_live_generation_does(site: Site) -> None:
+    world, branches = site.world, ((7, 3),)
+    world.send([*republished(legs(30)), *DEAD])
+    world.run(site.old)
+    with generations_of(site.old, bind(site.old, world.stores(site.old))) as found:
+        for _, store in found.run.distinct_stores():
+            noted = store.load_manifest(found.ref(1))
+            assert noted is not None
+            at = {place: structs.replace(one, branches=branches) for place, one in noted.positions[world.topic].items()}
+            epoch = store.acquire_epoch(found.ref(1))
+            store.save_manifest(found.ref(1), structs.replace(noted, epoch=epoch, positions={world.topic: at}))
+    site.rebuild(site.old)
+    with generations_of(site.old, bind(site.old, world.stores(site.old))) as found:
+        assert {one.branches for one in found.progress(2).values()} == {branches}
 
 
 def test_dead_letters_of_a_rebuild_that_are_dropped_are_never_folded(site: Site) -> None:

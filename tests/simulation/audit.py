@@ -14,6 +14,7 @@ from aggregations.errors import RunRefusedError
 from aggregations.report import DeadLetter
 from envelope import Reason
 from persistence.errors import StoreError
+from persistence.kafka.facts import broker_id
 from persistence.names import FlowRef
 from persistence.record import decode_record
 from tests.simulation.driver import Driver
@@ -156,11 +157,12 @@ class Audit:
             self._died(letter)
 
     def _start(self) -> Driver:
-        return Driver(self._flow, self._cluster, dict.fromkeys(STAGES, self._url), ["topic-recreated"])
+        accept = ["topic-recreated", "beyond-end"]
+        return Driver(self._flow, self._cluster, dict.fromkeys(STAGES, self._url), accept)
 
     def _died(self, letter: DeadLetter) -> None:
         at, name = letter.record, payload_of(letter.record.value)["id"]
-        owner = self._redriven.get((at.topic_id, at.partition, at.offset), AUDIT)
+        owner = self._redriven.get((broker_id(at.topic_id), at.partition, at.offset), AUDIT)
         if owner != AUDIT and name not in self._dead:
             raise Violation(f"{name} is a dead letter of the second flow, and a copy: {letter.reason}")
         place = self._publish_dead_letter(letter, self._flow)

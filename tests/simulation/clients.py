@@ -72,7 +72,10 @@ class SimulatedTopics:
         return {at: marks.high for at, marks in self.marks(names).items()}
 
     def heads(self, names: Iterable[str]) -> dict[Place, tuple[int, int]]:
-        return {at: (marks.high, 0) for at, marks in self.marks(names).items()}
+        return {at: (marks.high, marks.leader_epoch or 0) for at, marks in self.marks(names).items()}
+
+    def epoch_ends(self, asked: Mapping[Place, int]) -> dict[Place, int]:
+        return {at: self._cluster.topics[at[0]].partitions[at[1]].end_of(epoch) for at, epoch in asked.items()}
 
     def static_member(self, group: str, instance: str) -> str | None:
         """The last member that joined, until its session ends: a static member does not leave its group."""

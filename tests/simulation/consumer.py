@@ -133,12 +133,13 @@ class SimulatedConsumer:
             most = min(count - len(found), allowed.get(at, 0))
             if most <= 0 or at in self._paused:
                 continue
-            end = self._cluster.topics[at[0]].partitions[at[1]].high
+            log = self._cluster.topics[at[0]].partitions[at[1]]
+            end = log.high
             if self._positions[at] > end:
                 # A recreated topic is followed silently; its end is before the current position.
                 self._positions[at] = 0
             records = self._cluster.read(*at, self._positions[at], most)
-            found += map(SimulatedMessage, records)
+            found += [SimulatedMessage(record, log.epoch_at(record.offset)) for record in records]
             if records:
                 self._positions[at] = records[-1].offset + 1
                 allowed[at] -= len(records)
@@ -163,7 +164,8 @@ class SimulatedConsumer:
 
     def _committed(self, topic: str, partition: int) -> TopicPartition:
         one = self._cluster.groups.get((self._group, topic, partition), Committed(OFFSET_INVALID))
-        return TopicPartition(topic, partition, one.offset, metadata=one.metadata)
+        epoch = -1 if one.leader_epoch is None else one.leader_epoch
+        return TopicPartition(topic, partition, one.offset, metadata=one.metadata, leader_epoch=epoch)
 
     def commit(self, offsets: Sequence[TopicPartition], asynchronous: bool) -> Sequence[TopicPartition]:
         return _answered(_COMMIT, lambda: self._commit(offsets))
@@ -174,7 +176,7 @@ class SimulatedConsumer:
             raise KafkaException(KafkaError(code))
         self._heartbeat()
         for part in offsets:
-            one = Committed(part.offset, part.metadata or "", by_member=True)
+            one = Committed(part.offset, part.metadata or "", by_member=True, leader_epoch=part.leader_epoch)
             self._cluster.commit(self._group, part.topic, part.partition, one)
         return offsets
 

@@ -38,7 +38,8 @@ def draw_spec(seed: int) -> Spec:
     spec = _draw_service_filters(Random(f"service filters {seed}"), spec)
     spec = _draw_repairs(Random(f"repairs {seed}"), spec)
     spec = _draw_rebuilds(Random(f"rebuilds {seed}"), spec)
-    return _draw_stream(Random(f"stream {seed}"), spec)
+    spec = _draw_stream(Random(f"stream {seed}"), spec)
+    return _draw_cuts(Random(f"cuts {seed}"), spec)
 
 
 def draw(random: Random) -> Spec:
@@ -96,6 +97,13 @@ def _draw_stream(random: Random, spec: Spec) -> Spec:
     if spec.flow.notes_batches or random.random() < 0.8:
         return spec
     return replace(spec, streamed=random.randrange(1, 1 << 30))
+
+
+def _draw_cuts(random: Random, spec: Spec) -> Spec:
+    """Let logs of some worlds lose their newest records. What is passed on without a leader epoch would be a copy."""
+    plain = not any(one.foreign or one.retries for one in spec.processors)
+    other = spec.growth or spec.streamed or spec.repairs or spec.rebuilds
+    return replace(spec, cuts=plain and not other and random.random() < 0.5)
 
 
 def _draw_second(random: Random, spec: Spec) -> Spec:

@@ -1,6 +1,7 @@
 """The simulated driver of the engine: starts like the real one, then runs batches of the real runner."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,8 @@ from aggregations.run.risks import refuse
 from envelope import TopicPartition
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
+from persistence.kafka.facts import branch_id
+from persistence.manifest import Progress
 from tests.simulation import stream
 from tests.simulation.faults import Crash
 from tests.simulation.kafka import CLOCK, Cluster, Committed
@@ -68,10 +71,13 @@ class Driver:
             **rebuild,
         )
         run = self.runner.run
-        plans = [plan(self.name, run.manifest, run.manifests, self._broker(topic)) for topic in self.topics]
+        plans = [
+            plan(self.name, run.manifest, run.manifests, self._broker(topic), crashed=run.crashed)
+            for topic in self.topics
+        ]
         refuse([finding for made in plans for finding in made.findings], accept)
         for made in plans:
-            run.start_at(made.topic, made.topic_id, made.starts, made.growth)
+            run.start_at(made.topic, made.topic_id, made.starts, made.growth, logs=made.logs)
         self.next = {
             TopicPartition(made.topic, partition): start for made in plans for partition, start in made.starts.items()
         }
@@ -98,13 +104,19 @@ class Driver:
             Crash: A topic was created again: the broker no longer knows its id.
         """
         self._check_topics()
-        begun = self.runner.unfinished
+        begun, logs = (
+            self.runner.unfinished,
+            self.runner.run.logs({name: log.topic_id for name, log in self.logs.items()}),
+        )
         return [
-            record
+            replace(record, topic_id=branch_id(record.topic_id, number)) if number else record
             for place, partition in self._partitions()
             if place != (self.topics[0], slow) or place in begun
-            for record in self._cluster.read(*place, self.next.get(place, 0), _MOST if begun else limit)
+            for start, log in [(self.next.get(place, 0), logs.get(place, Progress(0)))]
+            for number in [log.branch(max(start, partition.low))]
+            for record in self._cluster.read(*place, start, _MOST if begun else limit)
             if record.offset < (begun.get(place, 0) if begun else self._end(place, partition.high))
+            and log.branch(record.offset) == number  # a batch reads one branch of a log
         ]
 
     def advance(self, records: Sequence[Record]) -> None:
@@ -184,7 +196,13 @@ class Driver:
         log = self.logs[topic]
         marks = {number: (partition.low, partition.high) for number, partition in enumerate(log.partitions)}
         group = {at[2]: one.offset for at, one in self._cluster.groups.items() if at[:2] == (self.name, topic)}
-        return Broker(topic, log.topic_id, marks, group, CLOCK.time_ns() // 1_000_000)
+        epochs = {number: partition.leader_epoch for number, partition in enumerate(log.partitions)}
+        ends = {
+            place.partition: log.partitions[place.partition].end_of(one.leader_epoch)
+            for place, one in self.runner.run.logs({topic: log.topic_id}).items()
+            if one.leader_epoch not in (None, epochs[place.partition])
+        }
+        return Broker(topic, log.topic_id, marks, group, CLOCK.time_ns() // 1_000_000, epochs, ends)
 
     def _partitions(self) -> list[tuple[TopicPartition, Any]]:
         """Every partition of every topic."""

@@ -50,15 +50,38 @@ class Partition:
         records: Every record since offset 0, including deleted ones, which checks need. None for an offset without a
             record, such as a transaction marker; the last one is always a record.
         low: First offset that is not deleted.
+        epochs: (first offset, leader epoch), ascending: the leader epoch in which records were written from there on.
     """
 
     records: list[Record | None] = field(default_factory=list)
     low: int = 0
+    epochs: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0)])
 
     @property
     def high(self) -> int:
         """End of the log."""
         return len(self.records)
+
+    @property
+    def leader_epoch(self) -> int:
+        """Epoch of its leader."""
+        return self.epochs[-1][1]
+
+    def epoch_at(self, offset: int) -> int:
+        """Leader epoch in which the record at an offset was written."""
+        return max(epoch for first, epoch in self.epochs if first <= offset)
+
+    def end_of(self, epoch: int) -> int:
+        """Where the records of a leader epoch end, and of those before."""
+        return min((first for first, later in self.epochs if later > epoch), default=self.high)
+
+    def elect(self, lost: int = 0) -> None:
+        """Get another leader, which does not have the newest records, and gives their offsets to new ones (KIP-320)."""
+        del self.records[max(self.low, self.high - lost) :]
+        while self.high > self.low and self.records[-1] is None:
+            self.records.pop()
+        epoch = self.leader_epoch + 1
+        self.epochs = [*(one for one in self.epochs if one[0] < self.high), (self.high, epoch)]
 
 
 @dataclass(slots=True)
@@ -86,7 +109,7 @@ class Log:
 
     def marks(self) -> list[Watermarks]:
         """The watermarks of each partition."""
-        return [Watermarks(partition.low, partition.high) for partition in self.partitions]
+        return [Watermarks(one.low, one.high, one.leader_epoch) for one in self.partitions]
 
 
 class Committed(NamedTuple):
@@ -96,11 +119,13 @@ class Committed(NamedTuple):
         offset: The offset.
         metadata: The metadata committed with it.
         by_member: A member of the group committed it, not a tool.
+        leader_epoch: Leader epoch of the last record before it; None if a tool committed it.
     """
 
     offset: int
     metadata: str = ""
     by_member: bool = False
+    leader_epoch: int | None = None
 
 
 class Member(NamedTuple):
@@ -211,5 +236,11 @@ class Cluster:
 
     def committed(self, group: str, topic: str, partition: int) -> int:
         """A group's committed offset of the current incarnation of a topic; 0 if there is none."""
-        one = self.groups.get((group, topic, partition), Committed(0))
-        return 0 if Note.read(one.metadata).topic_id not in ("", self.topics[topic].topic_id) else one.offset
+        one, log = self.groups.get((group, topic, partition), Committed(0)), self.topics[topic]
+        if Note.read(one.metadata).topic_id not in ("", log.topic_id):
+            return 0
+        return (
+            one.offset
+            if one.leader_epoch is None
+            else min(one.offset, log.partitions[partition].end_of(one.leader_epoch))
+        )

@@ -64,10 +64,11 @@ class Life:
 class SimulatedMessage:
     """A record as a consumer delivers it."""
 
-    __slots__ = ("_record",)
+    __slots__ = ("_epoch", "_record")
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, epoch: int = 0) -> None:
         self._record = record
+        self._epoch = epoch
 
     def error(self) -> KafkaError | None:
         return None
@@ -94,7 +95,7 @@ class SimulatedMessage:
         return _CREATE_TIME, self._record.timestamp_ms
 
     def leader_epoch(self) -> int:
-        return 0
+        return self._epoch
 
     def __len__(self) -> int:
         return len(self._record.value or b"")

@@ -7,6 +7,7 @@ from aggregations import report
 from aggregations.definition.element import Record
 from aggregations.run.memory import MemoryRunner
 from envelope import Reason
+from persistence.kafka.facts import broker_id
 from persistence.names import FlowRef
 from persistence.pointer import load_pointer
 from tests.simulation.letters import facts_of
@@ -42,7 +43,7 @@ class Live:
         """Put a dead letter into its topic, and note that it can be redriven as long as its generation is live."""
         world, generation, message = self._world, runner.run.ref.generation, payload_of(letter.record.value)["id"]
         at = letter.record
-        owner = world.redriven_at.get((at.topic_id, at.partition, at.offset), FLOW)
+        owner = world.redriven_at.get((broker_id(at.topic_id), at.partition, at.offset), FLOW)
         world.oracle.died(message, letter.stage, letter.reason, copy=owner != FLOW)
         dead = world.publish_dead_letter(letter, runner.flow, generation)
         (self._others[generation] if generation != self.ref.generation else self._list_of(dead)).append(dead)

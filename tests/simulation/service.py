@@ -159,6 +159,12 @@ class Service:
         """Live for the records that are there, pause, and resume with up to `limit` records that arrived meanwhile."""
         self._live(dict.fromkeys(self.places, limit), pause=pause)
 
+    def went_back(self, topic: str, partition: int) -> None:
+        """Check the records from the end of a log on, which are others than those that were checked."""
+        log = self.cluster.topics[topic]
+        at = log.topic_id, partition
+        self._checked[at] = min(self._checked.get(at, 0), log.partitions[partition].high)
+
     def check(self, reached: Mapping[str, Container[str]], redriven: Mapping[At, str]) -> None:
         """Check that every record below a committed offset has reached its target.
 

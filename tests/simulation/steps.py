@@ -9,6 +9,7 @@ from aggregations.errors import RunRefusedError
 from persistence.manifest import minimum
 from tests.simulation.audit import AUDIT
 from tests.simulation.changes import Change
+from tests.simulation.cuts import cut
 from tests.simulation.draw import draw_spec
 from tests.simulation.driver import METADATA_MAX_AGE
 from tests.simulation.faults import ENDS, End, Script
@@ -69,7 +70,7 @@ def draw_world(seed: int, steps: int = 80) -> tuple[Spec, list[Step]]:
     weights = [weight * possible.get(kind, True) for kind, (weight, _) in KINDS.items()]
     kinds = random.choices(list(KINDS), weights, k=steps)
     made = [Step(kind, *(random.randrange(1 << 16) for _ in range(3))) for kind in kinds]
-    for kind, added in (("repair", spec.repairs), ("rebuild", spec.rebuilds)):
+    for kind, added in (("repair", spec.repairs), ("rebuild", spec.rebuilds), ("cut", spec.cuts)):
         own = Random(f"{kind}s {seed}")
         for _ in range(3 if added else 0):
             made.insert(own.randrange(len(made) + 1), Step(kind, *(own.randrange(1 << 16) for _ in range(3))))
@@ -404,5 +405,6 @@ KINDS: dict[str, tuple[int, Callable[[World, int, int, int], None]]] = {
     "mend": (2, _mend),
     "repair": (0, repair),
     "rebuild": (0, rebuild),
+    "cut": (0, cut),
 }
-"""Weight and function by kind of step. A world has eighty steps; repairs and rebuilds are added to them."""
+"""Weight and function by kind of step. A world has eighty steps; repairs, rebuilds and cuts are added to them."""

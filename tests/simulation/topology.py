@@ -227,6 +227,7 @@ class Spec:
         aside: What it publishes before a stage is published by a branch; if a filter fails before that stage, in it.
         repairs: States are spoiled, and an operator mends them by their keys.
         rebuilds: An operator rebuilds the states, swaps generations, and returns to the one before.
+        cuts: Logs lose their newest records, and give their offsets to new ones.
         streamed: Spark delivers the flow's records, by a checkpoint of which this is the seed; 0 if the flow reads them.
         folds: False for a flow without a stage: its only `stages` entry, `end`, names what its steps make of an element.
     """
@@ -255,6 +256,7 @@ class Spec:
     deduplicates: str = ""
     repairs: bool = False
     rebuilds: bool = False
+    cuts: bool = False
     streamed: int = 0
 
     @property

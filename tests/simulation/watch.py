@@ -42,6 +42,15 @@ class Watch:
         """Note which logical message a record of the flow's sources is, and the stage that it is redriven to."""
         self._names[record.topic_id, record.partition, record.offset] = (message, redriven)
 
+    def went_back(self, topic_id: str, partition: int, end: int) -> None:
+        """Forget the records of a log from an offset on, which others get."""
+        gone = [at for at in self._names if at[:2] == (topic_id, partition) and at[2] >= end]
+        for at in gone:
+            del self._names[at]
+        for place in self._covered:
+            if place[1:] == (topic_id, partition):
+                self._covered[place] = min(self._covered[place], end)
+
     def check(self) -> None:
         """Check every invariant.
 

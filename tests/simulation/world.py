@@ -1,7 +1,7 @@
 """One simulated world: processes, stores and topics, run step by step and checked after each."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 
@@ -16,6 +16,7 @@ from persistence.commit import faults
 from persistence.errors import StoreError, StoreWentBack, Transient
 from persistence.growth import GROWN_UNDRAINED
 from persistence.kafka import BrokerError
+from persistence.kafka.facts import BEYOND_END
 from persistence.record import decode_record
 from tests.simulation.audit import AUDIT, Audit
 from tests.simulation.changes import Change, changed
@@ -76,7 +77,7 @@ class World:
                 self.cluster.create(topic, 1)
         self.cluster.create("dead", 1)
         self.cluster.create(OUT, 2)
-        accept = (GROWN_UNDRAINED,) if spec.growth == "undrained" else ()
+        accept = (*([GROWN_UNDRAINED] * (spec.growth == "undrained")), *([BEYOND_END] * spec.cuts))
         name = f"{SCHEME}://w{next(_names)}"
         self._filters = f"{name}.filters"
         of = (self.cluster, self.deliver, spec.reorders, accept, self._filters)
@@ -242,22 +243,25 @@ class World:
         finally:
             self._faults.script = before
 
-    def start(self, change: Change | None = None, **rebuild: Any) -> Driver:
+    def start(self, change: Change | None = None, *, accepts: Sequence[str] | None = None, **rebuild: Any) -> Driver:
         """Start an engine, which fences all others.
 
         Args:
             change: A change of its flow since the last start.
+            accepts: Risks that its operator accepts; None for those that the world has.
             rebuild: What distinguishes that of a rebuild; see `Driver`.
 
         Raises:
             RunRefusedError: It does not start.
         """
-        # The operator of these worlds accepts that a recreated topic is read.
-        accept = [Risk.TOPIC_RECREATED] if self.spec.recreates else []
+        # The operator of these worlds accepts that a recreated topic is read, and that records were lost.
+        accept = [*([Risk.TOPIC_RECREATED] * self.spec.recreates), *([Risk.BEYOND_END] * self.spec.cuts)]
         flow, last = changed(self.spec, change), self.spec.stages[-1].name
         urls = {name: self.urls.get(name, self.urls[last]) for name in flow.stage_names}
         checkpoint = None if rebuild else self._checkpoint
-        driver = Driver(flow, self.cluster, urls, accept, checkpoint=checkpoint, **rebuild)
+        driver = Driver(
+            flow, self.cluster, urls, accept if accepts is None else accepts, checkpoint=checkpoint, **rebuild
+        )
         if not rebuild:
             self._drivers.append((driver, 0, 0))
         return driver

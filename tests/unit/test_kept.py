@@ -3,7 +3,8 @@
 import pytest
 
 from envelope import TopicPartition
-from persistence import Corrupt, FlowRef, Terminal
+from envelope.filters import Arrival, SequenceFilter
+from persistence import Corrupt, FlowRef, Reader, StoredFilter, Terminal
 from persistence.kept import Kept, KeptValues, decode_kept, encode_kept
 from persistence.seal import seal
 from tests.support.pure import fresh_store
@@ -20,10 +21,41 @@ def test_a_value_comes_back_with_its_positions() -> None:
 
 def test_a_value_covers_the_offsets_below_its_position() -> None:
     kept = Kept()
-    assert not kept.covers("t", 0, 0)
-    kept.advance("t", 0, 4)
-    assert [kept.covers("t", 0, offset) for offset in (0, 4, 5)] == [True, True, False]
-    assert not kept.covers("t", 1, 0)
+    assert not kept.covers(Arrival("t", 0, 0))
+    kept.advance(Arrival("t", 0, 4))
+    assert [kept.covers(Arrival("t", 0, offset)) for offset in (0, 4, 5)] == [True, True, False]
+    assert not kept.covers(Arrival("t", 1, 0))
+
+
+def test_a_record_of_a_later_leader_epoch_is_not_covered_wherever_it_stands() -> None:
+    kept = Kept()
+    kept.advance(Arrival("t", 0, 9, leader_epoch=2))
+    assert kept.covers(Arrival("t", 0, 9, leader_epoch=1))
+    assert kept.covers(Arrival("t", 0, 9))
+    assert not kept.covers(Arrival("t", 0, 4, leader_epoch=3))
+    kept.advance(Arrival("t", 0, 9))
+    assert not kept.covers(Arrival("t", 0, 4, leader_epoch=3)), "a record without an epoch leaves the one that is known"
+    kept.advance(Arrival("t", 0, 4, leader_epoch=3))
+    assert [kept.covers(Arrival("t", 0, offset, leader_epoch=3)) for offset in (4, 5)] == [True, False]
+
+
+def test_records_that_are_written_anew_at_offsets_that_were_read_are_neither_lost_nor_doubled() -> None:
+    """b50: a log lost its end, and the next leader uses the offsets again."""
+    before = [Arrival("t", 0, n, b"k", n, leader_epoch=1) for n in range(5)]
+    anew = [*before[:3], *(Arrival("t", 0, n, b"k", 10 + n, leader_epoch=2) for n in range(3, 6))]
+    wanted = [0, 1, 2, 3, 4, 13, 14, 15]
+
+    reader = Reader(fresh_store(), "sums", [])
+    for batch in (before, anew, anew):
+        reader.process(batch, lambda seen, one: [*seen, one.value])
+    assert (reader.value, reader.start) == (wanted, {("t", 0): 6})
+
+    passed: list[int] = []
+    rule = SequenceFilter(lambda one: one.value, name="numbers")
+    kept = StoredFilter(rule, fresh_store())
+    for batch in (before, anew, anew):
+        kept.process(batch, lambda made: passed.extend(one.value for one, _ in made.passed))
+    assert (passed, kept.start) == (wanted, {("t", 0): 6})
 
 
 def test_any_changed_byte_is_noticed() -> None:

@@ -115,6 +115,11 @@ def test_branches_below_the_beginning_of_the_log_are_forgotten_but_for_the_last(
     assert cut(40, 40, low=25, branches=((10, 2), (20, 3), (30, 4)))[1].branches == ((20, 3), (30, 4))
 
 
+def test_a_generation_that_begins_names_records_as_another_one_does() -> None:
+    found = plan("f", None, [("s", None)], Broker("t", "one", {0: (0, 100), 1: (0, 9)}), branches={0: ((20, 2),)})
+    assert {partition: log.branches for partition, log in found.logs.items()} == {0: ((20, 2),), 1: ()}
+
+
 def test_the_store_that_is_furthest_decides_whether_records_were_lost() -> None:
     """Downstream was written before the crash; upstream reads on below the cut."""
     up, down = (

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tests.simulation.bugs import (
     commit,
+    cuts,
     filters,
     growth,
     letters,
@@ -25,6 +26,7 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
     **rule.BUGS,
     **stages.BUGS,
     **commit.BUGS,
+    **cuts.BUGS,
     **filters.BUGS,
     **growth.BUGS,
     **letters.BUGS,
@@ -41,6 +43,9 @@ BUGS: Mapping[str, tuple[str, Sequence[Patch]]] = {
 MATTERS: Mapping[str, Callable[[Spec], bool]] = {
     **{name: lambda spec: bool(spec.processors) for name in BUGS if name.startswith("service-")},
     **dict.fromkeys(growth.BUGS, lambda spec: spec.growth == "lagging"),
+    **dict.fromkeys(cuts.BUGS, lambda spec: spec.cuts),
+    "service-cut-not-noticed": lambda spec: spec.cuts and bool(spec.processors),
+    "service-filter-covers-by-offset": lambda spec: spec.cuts and any(one.deduplicates for one in spec.processors),
     **filters.MATTERS,
     **dict.fromkeys(mends.BUGS, lambda spec: spec.repairs),
     **dict.fromkeys(rebuilds.BUGS, lambda spec: spec.rebuilds),
