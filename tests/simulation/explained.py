@@ -7,7 +7,7 @@ stores that go back. So it is known of each element whether the states of now ha
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -17,13 +17,16 @@ from aggregations.definition.element import Record
 from aggregations.definition.emit import Emit
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
+from aggregations.run.begin import look
 from aggregations.run.memory import MemoryRunner
-from envelope import Envelope, Hop, Siblings, encode
+from envelope import Envelope, Hop, Siblings, TopicPartition, encode
 from envelope.deadletter import DeadLetterHeaders
 from envelope.redrive_notes import Notes
 from jobs.dead_letters.letters import StoredDeadLetter
 from jobs.explaining.log import Log, Reader, Span
 from jobs.tracing import Place
+from persistence.kafka.facts import branch_id
+from persistence.manifest import Progress
 from persistence.protocol import FlowRef, StageRef, Stored
 from tests.property.test_windows import SCREWS
 from tests.simulation.patch import original, patched
@@ -113,12 +116,14 @@ class Topics(Reader):
         ids: Id by topic.
         low: First offset by topic and partition, if it is not 0.
         dead: Dead letters, in order.
+        logs: As for any reader.
     """
 
     topics: Mapping[str, Sequence[Sequence[Record | None]]]
     ids: Mapping[str, str]
     low: Mapping[tuple[str, int], int] = field(default_factory=dict)
     dead: Sequence[Record] = ()
+    logs: Mapping[TopicPartition, Progress] = field(default_factory=dict)
 
     def log(self, topic: str) -> Log:
         ends = {number: len(records) for number, records in enumerate(self.topics[topic])}
@@ -163,9 +168,20 @@ class _Letters:
 def of_world(world: World, truth: Truth) -> Reports:
     """What `explain` says about the records of a world."""
     logs, flow = world.cluster.topics, world.spec.flow
+    ids = {topic: log.topic_id for topic, log in logs.items()}
+    with closing(look(flow, world.urls, generation=world.live.ref.generation)) as run:
+        branches = run.logs(ids)
+
+    def named(record: Record | None) -> Record | None:
+        """A record with the topic id that its branch of the log has."""
+        if record is None or (log := branches.get(TopicPartition(record.topic, record.partition))) is None:
+            return record
+        number = log.branch(record.offset)
+        return replace(record, topic_id=branch_id(record.topic_id, number)) if number else record
+
     topics = Topics(
-        {topic: [one.records for one in log.partitions] for topic, log in logs.items()},
-        {topic: log.topic_id for topic, log in logs.items()},
+        {topic: [[*map(named, one.records)] for one in log.partitions] for topic, log in logs.items()},
+        ids,
         {(topic, number): one.low for topic, log in logs.items() for number, one in enumerate(log.partitions)},
         list(logs["dead"].records()),
     )
