@@ -21,6 +21,7 @@ from jobs.republish.absence import Unsafe
 from persistence.commit.faults import NoFaults, use
 from persistence.errors import Terminal
 from persistence.kafka import KafkaSettings, Topics
+from tests.support.several_brokers import several_brokers
 
 OLD, NEW = list(range(10)), list(range(100, 108))
 LEFT = 5
@@ -174,3 +175,41 @@ def test_on_spark_the_new_records_are_folded_once_the_loss_is_accepted(tmp_path:
         reader.run(settings, "beyond-end", on=on_spark)
         assert reader.numbers == OLD + NEW
         assert reader.run(settings).records == 0
+
+
+@pytest.mark.kills
+def test_after_an_unclean_election_what_the_new_leader_has_is_folded_once_the_loss_is_accepted(tmp_path: Path) -> None:
+    """Broker 3 is not in sync when broker 2, which has all records, dies: it leads without the last ones."""
+    (tmp_path / "brokers").mkdir()
+    with several_brokers(tmp_path / "brokers", 2, 3) as brokers:
+        settings = KafkaSettings(brokers.bootstrap)
+        brokers.create("out", 1)
+        brokers.create("in", 2, 3)
+        direct = Reader("direct", "in", tmp_path, envelope=False)
+        behind = Reader("behind", "out", tmp_path, envelope=True)
+        brokers.until(lambda: {*brokers.partition("in").isrs} == {2, 3})
+        send(settings.bootstrap, "in", OLD[:LEFT])
+        brokers.kill(3)
+        brokers.until(lambda: [*brokers.partition("in").isrs] == [2])
+        send(settings.bootstrap, "in", OLD[LEFT:])
+        republisher(settings, "r", "out").run(until_caught_up=True)
+        for reader in (direct, behind):
+            reader.run(settings)
+            assert reader.numbers == OLD
+        brokers.kill(2)
+        brokers.start(3)
+        brokers.until(lambda: brokers.partition("in").leader == 3)
+        send(settings.bootstrap, "in", NEW)
+        with pytest.raises(RunRefusedError, match=r"in:0 is read up to 10.* offset 5 on.*\(--accept beyond-end\)"):
+            direct.run(settings)
+        with pytest.raises(Unsafe, match=r"in:0 is \w+ up to 10.* offset 5 on.*\(--accept beyond-end\)"):
+            republisher(settings, "r", "out").run(until_caught_up=True)
+        republisher(settings, "r", "out", accept=["beyond-end"]).run(until_caught_up=True)
+        direct.run(settings, "beyond-end")
+        behind.run(settings)
+        for reader in (direct, behind):
+            assert reader.numbers == OLD + NEW, reader.flow.name
+        brokers.start(2)  # it gives up what broker 3 does not have
+        brokers.until(lambda: {*brokers.partition("in").isrs} == {2, 3})
+        for reader in (direct, behind):
+            assert reader.run(settings).records == 0
