@@ -307,6 +307,11 @@ def _opened(location: str, files: Sequence[tuple[Any, ...]], topics: Sequence[st
                 raise RunRefusedError(
                     f"{PARQUET}{file.path}: rows have no {empty[0]}: without it they are no records of a topic; remove them"
                 )
+            for name in ("partition", "offset"):
+                if (pc.min(table.column(name)).as_py() or 0) < 0:
+                    raise RunRefusedError(
+                        f"{PARQUET}{file.path}: rows have a negative {name}, so they are no records of a topic; remove them"
+                    )
             for place, offsets in _by_place(table, topics):
                 its = _runs(offsets)
                 pieces.setdefault(place, []).append(Piece(its[0][0], its[-1][1], group))

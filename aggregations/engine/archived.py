@@ -129,20 +129,20 @@ def gaps(flow: str, archive: Archive | None, ranges: Iterable[Range]) -> list[Fi
     """
     if archive is None:
         return []
-    found = []
+    texts = []
     for one in ranges:
         if holes := archive.missing(one.place, one.start, one.end):
             named = ", ".join(
                 f"{first} to {end - 1}" if end > first + 1 else f"{first}" for first, end in holes[:_SHOWN]
             )
             more = f" and {len(holes) - _SHOWN} more ranges" if holes[_SHOWN:] else ""
-            found.append(
-                unsafe(
-                    Risk.GAP,
-                    f"flow {flow}: {archive.location} lacks offsets {named}{more} of {one.topic}:{one.partition}, which Kafka "
-                    "no longer has",
-                    "Complete the archive. If nothing is missing, because they were markers of transactions or compacted, "
-                    "accept the risk",
-                )
-            )
-    return found
+            texts.append(f"offsets {named}{more} of {one.topic}:{one.partition}")
+    if not texts:
+        return []
+    return [
+        unsafe(
+            Risk.GAP,
+            f"flow {flow}: {archive.location} lacks {', '.join(texts)}, which Kafka no longer has",
+            "Complete the archive. If nothing is missing, because they were markers of transactions or compacted, accept the risk",
+        )
+    ]

@@ -138,9 +138,12 @@ class RunOptions:
         """The options for one flow: every stage has a store, the start is checked, and the group has its name.
 
         Raises:
-            FlowError: A stage has no store, `stores` names a stage that does not exist, the start or the history is
-                invalid, or an option has the wrong type.
+            FlowError: A stage has no store, `stores` names a stage that does not exist, the start, the history or a number
+                is invalid, or an option has the wrong type.
         """
+        for name in ("max_records", "trigger_seconds", "metadata_max_age"):
+            if not getattr(self, name) >= 0:
+                raise FlowError(f"{name}={getattr(self, name)}: it must not be negative")
         urls = bind(flow, {}, self.stores) if isinstance(self.stores, str) else bind(flow, self.stores)
         sends = self.sends and self.rebuilding is None
         bound = replace(self, stores=urls, sends=sends, group=(self.group or flow.name) if sends else None)

@@ -33,7 +33,9 @@ def bind(flow: Flow[Any], stores: Mapping[str, str], default: str = "") -> dict[
     bound = {name: stores.get(name) or defined.get(name) or default for name in flow.stage_names}
     missing = [name for name, url in bound.items() if not url]
     if missing:
-        raise FlowError(f"no store for stage {', '.join(missing)}: give --store URL or --store {missing[0]}=URL")
+        raise FlowError(
+            f"no store for stage {', '.join(missing)}: give --store URL or --store {missing[0]}=URL; in Python, stores="
+        )
     try:
         store_order(bound.values())
     except ValueError:  # its text contains the URLs, which may contain passwords

@@ -105,7 +105,7 @@ def gaps(
         why: Returns what is known of the records of a partition in some spans of offsets; empty if there are none.
     """
     texts = [
-        f"{place.topic}:{place.partition} is folded up to {spans[0][0]}, but the batch continues at {spans[0][1]}, and {known}"
+        f"the batch lacks {_named(spans[0])} of {place.topic}:{place.partition}, which the flow has not folded, and {known}"
         for place, spans in sorted(absent.items())
         if (known := why(place, spans))
     ]
@@ -113,18 +113,25 @@ def gaps(
         return []
     more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
     remedy = (
-        "Deliver them first: start the stream at startingOffsets=earliest with a new checkpoint, or fold an archive that has "
-        "them. To let a flow begin where its stream begins, use start='delivered'. Accept the risk to go on without them"
+        "Deliver them first: complete the archive, or start the stream at startingOffsets=earliest with a new checkpoint, or "
+        "fold an archive that has them. To let a flow begin where its stream begins, use start='delivered'. Accept the risk to "
+        "go on without them"
     )
     return [unsafe(Risk.GAP, f"flow {flow}: {'; '.join(texts[:SHOWN])}{more}", remedy)]
 
 
-def contradictions(flow: str, delivered: Iterable[Delivered], positions: Mapping[TopicPartition, int]) -> list[str]:
+def _named(span: tuple[int, int]) -> str:
+    first, end = span
+    return f"offset {first}" if end == first + 1 else f"offsets {first} to {end - 1}"
+
+
+def contradictions(delivered: Iterable[Delivered], positions: Mapping[TopicPartition, int]) -> list[str]:
     """Texts about new offsets that stand for two records: those of two topics of one name, or of two clusters."""
-    texts = [
-        f"flow {flow}: {one.place.topic}:{one.place.partition} has two different records at offset {offset}"
-        for one in delivered
-        for offset in one.contradicted
-        if offset >= positions.get(one.place, 0)
-    ]
+    texts = []
+    for one in delivered:
+        if found := [offset for offset in one.contradicted if offset >= positions.get(one.place, 0)]:
+            more = f" and at {len(found) - 1} more" if len(found) > 1 else ""
+            texts.append(
+                f"{one.place.topic}:{one.place.partition} has two different records at offset {found[0]}{more}"
+            )
     return texts[:SHOWN]

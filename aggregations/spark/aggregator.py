@@ -56,7 +56,7 @@ class Aggregator:
 
     Args:
         flow: The flow.
-        options: Options of the run. With rows, `until_caught_up` and `trigger_seconds` are matters of the query alone, and
+        options: Options of the run. With rows, `until_caught_up` and `trigger_seconds` are the query's own matters, and
             `start` is `earliest`, or `delivered`: partitions that were never read begin at their first delivered record.
             Without `kafka` the flow cannot publish, has no dead-letter topic, and does not notice added partitions.
         progress: Called after each commit with its report.
@@ -144,6 +144,11 @@ class Aggregator:
         Raises:
             RunRefusedError: It would be unsafe, for example because offsets are missing; what was committed before stays.
         """
+        if rows.isStreaming:
+            raise FlowError(
+                f"flow {self.flow.name}: fold() takes a DataFrame that is no stream; give the aggregator to the stream: "
+                "rows.writeStream.foreachBatch(aggregator)"
+            )
         self._check(rows)
         with self._turn(rows) as run:
             return self._context.run(run.fold_archive, rows)
@@ -245,6 +250,10 @@ class Aggregator:
         if self.options.history is not None:
             raise FlowError(
                 f"flow {self.flow.name}: history= is for ranges of Kafka; fold an archive with Aggregator.fold"
+            )
+        if self.options.until_caught_up:
+            raise FlowError(
+                f"flow {self.flow.name}: until_caught_up= is for ranges of Kafka; start the query with trigger(availableNow=True)"
             )
         if self._plan is not None:
             raise FlowError(

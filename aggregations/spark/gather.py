@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _RECORD: Final = ("key", "value", "offset", "timestamp")
 _BLOCK: Final = "topic string, partition int, records binary"
 _NOWHERE: Final = ""
-"""Topic of a block that stands for rows without a topic, a partition or an offset."""
+"""Topic of a block that stands for rows without a topic, a partition or an offset that a record can have."""
 
 Chunk = tuple[Delivered, bytes]
 """Some records of one partition, in order: what they are, and an Arrow stream of `key` and `value` (binary), `offset`
@@ -116,7 +116,9 @@ def gather(rows: "DataFrame", flow: str, slots: int, *, topics: Iterable[str], h
 
 def without_place(flow: str) -> RunRefusedError:
     """The error for rows that are no records of a topic."""
-    return RunRefusedError(f"flow {flow}: the DataFrame has rows without a topic, partition or offset; filter them out")
+    return RunRefusedError(
+        f"flow {flow}: the DataFrame has rows without a topic, partition or offset, or with a negative one; filter them out"
+    )
 
 
 def _what(chunk: Chunk) -> Delivered:
@@ -147,7 +149,8 @@ def _cut(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _divided(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
     topic, partition, offset = (batch.column(name) for name in ("topic", "partition", "offset"))
-    if topic.null_count or partition.null_count or offset.null_count:
+    least = [pc.min(one).as_py() or 0 for one in (partition, offset)]
+    if topic.null_count or partition.null_count or offset.null_count or min(least) < 0:
         yield (_NOWHERE, 0), _records(batch.slice(0, 0))
         return
     if not batch.num_rows:

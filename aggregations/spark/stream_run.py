@@ -128,6 +128,7 @@ class StreamRun:
         from pyspark.sql import functions as f
 
         nowhere = f.isnull("topic") | f.isnull("partition") | f.isnull("offset")
+        nowhere |= (f.col("partition") < 0) | (f.col("offset") < 0)
         found = rows.groupBy("topic", "partition").agg(
             f.min("offset").alias("first"), f.max("offset").alias("last"), f.count_if(nowhere).alias("nowhere")
         )
@@ -169,9 +170,10 @@ class StreamRun:
         A run after a crash must neither begin elsewhere, nor take what an accepted gap left out for delivered.
         """
         run, name = self._run, self._flow.name
-        if texts := contradictions(name, delivered.values(), run.start):
+        if texts := contradictions(delivered.values(), run.start):
             raise RunRefusedError(
-                f"{'; '.join(texts)}. They are of two topics of that name, or of two clusters: filter one of them out"
+                f"flow {name}: {'; '.join(texts)}. They are of two topics of that name, or of two clusters: filter one of them "
+                "out"
             )
         positions, begun = run.start, {}
         for place, one in delivered.items():

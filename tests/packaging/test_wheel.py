@@ -1,8 +1,11 @@
 import re
+import tomllib
+from importlib import metadata
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ["envelope", "persistence", "aggregations", "jobs"]
@@ -79,3 +82,11 @@ def test_nothing_below_jobs_loads_spark_or_a_kafka_client(installed) -> None:
         "print([name for name in ('pyspark', 'confluent_kafka', 'redis', 'cassandra') if name in sys.modules])"
     )
     assert loaded == "[]"
+
+
+def test_what_spark_s_data_frames_ask_for_is_installed_with_it() -> None:
+    """`DataFrame.mapInArrow` raises without them: Spark calls them its extra `sql`."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {one.name for one in map(Requirement, project["dependencies"])}
+    extra = [one for one in map(Requirement, metadata.requires("pyspark") or ()) if str(one.marker) == 'extra == "sql"']
+    assert {"pandas", "pyarrow"} <= {one.name for one in extra} <= required

@@ -226,6 +226,12 @@ def test_rows_without_coordinates(tmp_path: Path, name: str) -> None:
         opened(write(tmp_path / "a.parquet", [row(0), {**row(1), name: None}]))
 
 
+@pytest.mark.parametrize("name", ["partition", "offset"])
+def test_rows_with_negative_coordinates(tmp_path: Path, name: str) -> None:
+    with pytest.raises(RunRefusedError, match=f"a.parquet: rows have a negative {name}.*remove them"):
+        opened(write(tmp_path / "a.parquet", [row(0), {**row(1), name: -1}]))
+
+
 @pytest.mark.parametrize("without", ["", "headers"])
 def test_single_records_have_the_headers_that_the_archive_has(tmp_path: Path, without: str) -> None:
     rows = [row(offset, b"%d" % offset, headers=[{"key": "h", "value": None}]) for offset in range(9)]

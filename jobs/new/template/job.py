@@ -19,7 +19,7 @@ def main() -> None:
     spark = SparkSession.builder.appName("shop").getOrCreate()
     with flow.aggregator(stores=STORE, kafka=kafka(), dead_letters="shop.dead") as aggregator:
         lines = aggregator.read_stream(spark)
-        # Spark's own Kafka source, with --packages org.apache.spark:spark-sql-kafka-0-10_2.13:VERSION of Spark:
+        # Spark's own Kafka source, with --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0, or of your Spark:
         # options = {"kafka.bootstrap.servers": kafka().bootstrap, "subscribe": "shop.lines"}
         # options |= {"startingOffsets": "earliest", "kafka.isolation.level": "read_committed", "includeHeaders": "true"}
         # lines = spark.readStream.format("kafka").options(**options).load()
