@@ -81,9 +81,15 @@ class EventIds:
         return sha256(canonical).hexdigest()[:_HASH_CHARS]
 
 
-def coordinates_of(topic: str, partition: int, offset: int, topic_id: str = "", cluster: str = "") -> str:
-    """The coordinates of a record as an event id: `cluster/topic#id:partition:offset`."""
-    return f"{cluster}{'/' * bool(cluster)}{topic}{'#' * bool(topic_id)}{topic_id}:{partition}:{offset}"
+def coordinates_of(
+    topic: str, partition: int, offset: int, topic_id: str = "", cluster: str = "", leader_epoch: int | None = None
+) -> str:
+    """The coordinates of a record as an event id: `cluster/topic#id:partition:offset`, and `@epoch` from epoch 1 on.
+
+    A log that lost its end (KIP-320) gives an offset to two records, in two leader epochs.
+    """
+    epoch = f"@{leader_epoch}" if leader_epoch is not None and leader_epoch > 0 else ""
+    return f"{cluster}{'/' * bool(cluster)}{topic}{'#' * bool(topic_id)}{topic_id}:{partition}:{offset}{epoch}"
 
 
 def _field(data: Any, name: str) -> Any:

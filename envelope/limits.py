@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from envelope.errors import EnvelopeError, Reason
 
@@ -62,6 +62,21 @@ def root_number(offset: int, epoch: int | None) -> int:
     A log that lost its end (KIP-320) gives an offset twice, in two epochs. Within a log neither epochs nor offsets descend.
     """
     return offset if epoch is None or epoch <= 0 else epoch << OFFSET_BITS | offset
+
+
+def number_of(record: Any) -> int | None:
+    """`root_number` of a record, which may have a `leader_epoch`; None for one without an offset."""
+    return None if record.offset is None else root_number(record.offset, getattr(record, "leader_epoch", None))
+
+
+def branch_id(topic_id: str, number: int) -> str:
+    """Topic id of the records of a branch of a log (`persistence.manifest.Progress`): their offsets were used before."""
+    return f"{topic_id}~{number}"
+
+
+def broker_id(topic_id: str) -> str:
+    """The id by which the broker knows the topic of a record."""
+    return topic_id.partition("~")[0]
 
 
 def check_coordinates(partition: int | None, offset: int | None, epoch: int | None = None) -> tuple[int, int]:

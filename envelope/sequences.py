@@ -41,6 +41,7 @@ class SequenceState:
         epoch: Epoch of the session.
         last: Highest acknowledged sequence id by partition.
         offsets: Offset by partition: `last` covers everything before it, so that only later records have to be read.
+        leader_epochs: Epoch of each partition's leader at that time, as far as it is known.
     """
 
     producer: str
@@ -49,6 +50,7 @@ class SequenceState:
     epoch: int = -1
     last: Mapping[int, int] = field(default_factory=dict)
     offsets: Mapping[int, int] = field(default_factory=dict)
+    leader_epochs: Mapping[int, int] = field(default_factory=dict)
 
     def as_json(self) -> str:
         """The state as a JSON document."""
@@ -60,6 +62,7 @@ class SequenceState:
                 "epoch": self.epoch,
                 "last": {str(partition): one for partition, one in sorted(self.last.items())},
                 "offsets": {str(partition): one for partition, one in sorted(self.offsets.items())},
+                "leader_epochs": {str(partition): one for partition, one in sorted(self.leader_epochs.items())},
             }
         )
 
@@ -72,10 +75,11 @@ class SequenceState:
         """
         try:
             found: dict[str, Any] = json.loads(text)
-            last, offsets = (
-                {int(partition): int(one) for partition, one in found.pop(name).items()} for name in ("last", "offsets")
+            last, offsets, epochs = (
+                {int(partition): int(one) for partition, one in given.items()}
+                for given in (found.pop("last"), found.pop("offsets"), found.pop("leader_epochs", {}))
             )
-            return cls(**found, last=last, offsets=offsets)
+            return cls(**found, last=last, offsets=offsets, leader_epochs=epochs)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 "this is not the state of a producer session, as SequenceState.as_json writes it"

@@ -9,11 +9,12 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Part
 
 from envelope import Envelope, EnvelopeError, Hop, TopicPartition, decode
+from envelope.limits import broker_id
 from jobs.environment import NotThereError, UsageError
 from jobs.table.view import key_as_json
 from persistence.kafka import BrokerUnavailable, KafkaSettings, TopicMissing, Topics
 from persistence.kafka.errors import broker_error, passes
-from persistence.kafka.facts import TopicFacts, Watermarks, broker_id
+from persistence.kafka.facts import TopicFacts, Watermarks
 from persistence.kafka.reading import assign
 
 _SECONDS: Final = 10.0

@@ -10,6 +10,7 @@ from envelope import EnvelopeError, Reason, TopicPartition, Verdict
 from envelope.filters.arrival import UNIDENTIFIED, Filter, Ruling, rejected
 from envelope.filters.states import FilterStates
 from envelope.filters.turns import in_turns, time_extractor
+from envelope.limits import OFFSET_MASK, number_of
 from persistence.commit.faults import LEDGER, effect
 from persistence.commit.order import commit
 from persistence.commit.steps import CommitStep
@@ -94,7 +95,7 @@ class StoredFilter:
     def __init__(self, rule: Filter[Any], store: StateStore | str, *, generation: int = 1) -> None:
         self.filter = rule
         self._kept = KeptValues(store, rule.name, type(rule).__name__, generation=generation)
-        self._held: dict[TopicPartition, dict[int, Any]] = {}
+        self._held: dict[TopicPartition, dict[Any, Any]] = {}
         self._known: dict[bytes, Kept] = {}
         self._states = FilterStates(rule)
         self._spans = bool(getattr(rule, "partitions", 0))
@@ -205,11 +206,11 @@ class _Work:
     Args:
         states: The states of its scopes, which it changes.
         known: The same as stored, with positions and versions.
-        held: Records that are held back, by partition and offset.
+        held: Records that are held back, by partition and number (`envelope.limits.number_of`).
     """
 
     def __init__(
-        self, states: FilterStates, known: Mapping[bytes, Kept], held: dict[TopicPartition, dict[int, Any]]
+        self, states: FilterStates, known: Mapping[bytes, Kept], held: dict[TopicPartition, dict[Any, Any]]
     ) -> None:
         self.held = held
         self.filtered = Filtered()
@@ -236,11 +237,17 @@ class _Work:
         self._changed[scope] = kept
         if record.offset is not None:
             kept.advance(record)
-        if ruling.verdict is Verdict.HELD or record.offset in ruling.released:
-            self.held.setdefault(place, {})[record.offset] = record
+        number = number_of(record)
+        if ruling.verdict is Verdict.HELD or number in ruling.released:
+            self.held.setdefault(place, {})[number] = record
         self._note(record, ruling)
         waiting = self.held.get(place, {})
-        self.filtered.passed += [(waiting.pop(offset), _RELEASED) for offset in ruling.released]
+        for released in ruling.released:
+            if released in waiting:
+                self.filtered.passed.append((waiting.pop(released), _RELEASED))
+            else:  # the broker lost it, and gives its offset to another one
+                at = f"{place.topic}:{place.partition}: the record at offset {released & OFFSET_MASK}"
+                self.filtered.warnings.append(f"{at}, which was held back, is lost")
 
     def written(self) -> dict[bytes, Kept]:
         """The states that have changed, as they are to be stored."""
@@ -250,7 +257,10 @@ class _Work:
 
     def ends(self) -> dict[TopicPartition, int]:
         """The offsets to resume from: a record that is held back is read again."""
-        return {place: min([end, *self.held.get(place, ())]) for place, end in self._ends.items()}
+        return {
+            place: min([end, *(number & OFFSET_MASK for number in self.held.get(place, ()))])
+            for place, end in self._ends.items()
+        }
 
     def _replay(self, record: Any, scope: bytes, place: TopicPartition) -> None:
         """Handle a record that its state covers: it is read again if it is held back, and otherwise dropped."""
@@ -259,8 +269,8 @@ class _Work:
         ):  # a batch replays first, so none of these is released before the last one is read
             state = self._states.state(scope)
             self._waiting[scope] = self._offsets_held(state) if self._offsets_held else ()
-        if record.offset in self._waiting[scope]:
-            self.held.setdefault(place, {})[record.offset] = record
+        if (number := number_of(record)) in self._waiting[scope]:
+            self.held.setdefault(place, {})[number] = record
             self._note(record, Ruling(Verdict.HELD, forward=False))
         else:
             self._note(record, _REPLAYED)
@@ -276,14 +286,14 @@ class _Work:
 
 
 def _check_order(batch: list[Any]) -> None:
-    by_place: dict[TopicPartition, list[int]] = {}
+    by_place: dict[TopicPartition, list[Any]] = {}
     for record in batch:
         if record.offset is not None:
-            by_place.setdefault(TopicPartition(record.topic, record.partition), []).append(record.offset)
-    for place, offsets in by_place.items():
-        for one, following in pairwise(offsets):
-            if following <= one:
+            by_place.setdefault(TopicPartition(record.topic, record.partition), []).append(record)
+    for place, records in by_place.items():
+        for one, following in pairwise(records):
+            if (number_of(following) or 0) <= (number_of(one) or 0):
                 raise ValueError(
-                    f"{place.topic}:{place.partition}: offset {following} comes after {one}; "
+                    f"{place.topic}:{place.partition}: offset {following.offset} comes after {one.offset}; "
                     "give the records of a partition in the order of their offsets"
                 )

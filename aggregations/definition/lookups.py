@@ -12,6 +12,7 @@ from aggregations.definition.expressions import Expression, describe_expression
 from aggregations.errors import FlowError
 from envelope import Position
 from envelope.dedup.lineage import position_order
+from envelope.limits import broker_id
 from envelope.times import micros_of
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class LatestRow:
         """The state with a further row. A dead letter of a former topic of this name has none."""
         line = element.lineage
         died, own = line.nodes[line.died], line.own
-        if died.topic == own.topic and died.topic_id and own.topic_id not in ("", died.topic_id):
+        of_broker = broker_id(died.topic_id)  # as of a branch of its log
+        if died.topic == own.topic and of_broker and broker_id(own.topic_id) not in ("", of_broker):
             return state
         standing = line.standing(event_id=element.event_id)
         row = None if element.value is None else {name: element.value[name] for name, _ in self.columns}

@@ -7,7 +7,7 @@ same answer for each delivery.
 | column | in another delivery |
 |---|---|
 | the payload's, `_key`, `_topic`, `_event_id`, `_event_time_us` | the same: they belong to the event and its path |
-| `_chain` | the same first hop, the root, if the event was republished; further hops are the places of other records |
+| `_chain` | the same root, if the event was republished: the first hop but for its `via` and `pass_through`; further hops are the places of other records |
 | `_partition`, `_offset`, `_timestamp` | those of another record |
 | `_headers` | headwater's republishers, copies and redrives keep them, and what a mirror adds repeats the envelope; other producers may write a trace, an attempt or a time into them |
 
@@ -63,8 +63,14 @@ _ATTRIBUTES: Final[Origins] = {
 """Attributes of an element, with the columns that are made of them."""
 _LOADS: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _CHAIN: Final = f'{{"Column":"{CHAIN}"}}'
-_FIRST_HOP: Final = re.compile(rf'"Get":(true|false)}}}},"input":\[{_CHAIN},{{"Literal":{{"Dyn":{{"Int":0}}}}}}\]')
-"""`list.first()` and `list.get(0)` of the chain, in the text of `describe_expression`."""
+_ROOT: Final = re.compile(
+    r'"FieldByName":"(?!via"|pass_through")\w+"}},"input":\[{"Function":{"function":{"ListExpr":{"Get":(true|false)}},'
+    rf'"input":\[{_CHAIN},{{"Literal":{{"Dyn":{{"Int":0}}}}}}\]'
+)
+"""A field of `list.first()` or `list.get(0)` of the chain, in the text of `describe_expression`.
+
+Another republisher may have sent it on, and said so: a copy that was tried again has another `via` or `pass_through`.
+"""
 
 
 def checked_stable(stable: object) -> tuple[str, ...]:
@@ -172,7 +178,7 @@ def _origins(argument: Deciding, origins: Origins) -> frozenset[str]:
         return _read_by(argument) & origins.keys()
     found = parsed(argument)
     names = columns_of([found])
-    if CHAIN in names and CHAIN in origins and _CHAIN not in _FIRST_HOP.sub("", describe_expression(found)):
+    if CHAIN in names and CHAIN in origins and _CHAIN not in _ROOT.sub("", describe_expression(found)):
         names -= {CHAIN}
     return frozenset[str]().union(*(origins.get(name, ()) for name in names))
 

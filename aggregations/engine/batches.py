@@ -37,12 +37,12 @@ from aggregations.run.run import Run
 from aggregations.run.turns import begin_batch, forget_beyond
 from envelope import TopicPartition
 from envelope.dedup.history import width_of
+from envelope.limits import branch_id
 from persistence.commit.faults import close_of, effect
 from persistence.commit.order import steps_of_driver
 from persistence.commit.steps import CommitStep
 from persistence.errors import Transient
 from persistence.kafka import BrokerError, BrokerUnavailable
-from persistence.kafka.facts import branch_id
 from persistence.manifest import Manifest
 
 T = TypeVar("T")

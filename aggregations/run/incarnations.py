@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from envelope import Verdict
-from persistence.kafka.facts import broker_id
+from envelope.limits import broker_id
 
 NO_ID: Final = "none"
 """Id of a topic that was first folded without access to its broker. It stays that, or positions of one record would be in

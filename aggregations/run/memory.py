@@ -35,13 +35,12 @@ from aggregations.run.snapshots import snapshots_of
 from aggregations.run.states import load_states, save_states
 from aggregations.run.turns import batch_to_repeat, begin_batch, check_turn, part_to_finish
 from envelope import TopicPartition
-from envelope.limits import MAX_OFFSET
+from envelope.limits import MAX_OFFSET, broker_id
 from persistence.commit.faults import DEAD_LETTER, close_of, effect
 from persistence.commit.order import commit
 from persistence.commit.steps import CommitStep
 from persistence.errors import StoreError
 from persistence.growth import METADATA_MAX_AGE_SECONDS, Ends
-from persistence.kafka.facts import broker_id
 from persistence.manifest import Rebuilt
 
 _LOG = logging.getLogger("headwater.memory")

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from itertools import pairwise
+from functools import cache
+from itertools import combinations, pairwise, product
 from typing import Any, Final
 
 from envelope.message import Hop
@@ -41,6 +42,13 @@ class Retries:
             if own := [one for one in retries if fnmatchcase(topic, one)]:
                 raise ValueError(f"retries= of {topic}: {own[0]!r} is, or matches, the topic itself")
             topics.append((topic, retries))
+        for (topic, names), (other, others) in combinations(topics, 2):
+            for one, two in product(names, others):
+                if _may_match(one, two):
+                    raise ValueError(
+                        f"retries= of {topic} and {other}: {one!r} and {two!r} can name one topic; a record in it would be tried "
+                        "again for both. Give each topic retry topics of its own"
+                    )
         return cls(tuple(topics))
 
     def marked(self, chain: tuple[Hop, ...], topic: str) -> tuple[Hop, ...]:
@@ -68,6 +76,18 @@ class Retries:
 
 
 NO_RETRIES: Final = Retries()
+
+
+@cache
+def _may_match(one: str, other: str) -> bool:
+    """Whether two patterns with `*` and `?` can match the same name."""
+    if not (one and other):
+        return not (one + other).strip("*")
+    if one[0] == "*":
+        return _may_match(one[1:], other) or _may_match(one, other[1:])
+    if other[0] == "*":
+        return _may_match(one, other[1:]) or _may_match(one[1:], other)
+    return (one[0] == other[0] or "?" in (one[0], other[0])) and _may_match(one[1:], other[1:])
 
 
 def _invalid(given: object) -> ValueError:

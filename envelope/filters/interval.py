@@ -25,6 +25,7 @@ from envelope.filters.arrival import (
     time_of,
 )
 from envelope.filters.index import Id, TimeIndex, identity_of
+from envelope.limits import number_of
 
 _LATE = Ruling(Verdict.LATE, forward=True)
 _REPROCESSED = Ruling(Verdict.REPROCESSED, forward=True)
@@ -96,7 +97,8 @@ class IntervalFilter:
         state.passed.purge(now - self.interval_ms)
         if identity is None:
             return UNIDENTIFIED, state
-        place = (arrival.offset, place_of(arrival)) if self.partitions else (arrival.offset,)
+        at = number_of(arrival)
+        place = (at, place_of(arrival)) if self.partitions else (at,)
         if (found := state.passed.get(identity)) is not None:
             if arrival.offset is not None and found[1:] == place:
                 return _REPROCESSED, state

@@ -33,6 +33,7 @@ from envelope.filters.arrival import (
 )
 from envelope.filters.index import identity_of
 from envelope.filters.skipped import Skipped
+from envelope.limits import number_of
 from envelope.message import Envelope
 
 PRODUCERS: Final = 10_000
@@ -209,7 +210,7 @@ class ProducerFilter:
         elif stamp.epoch < known.epoch:
             ruling = _FENCED
         else:
-            ruling = self._of(known, stamp, arrival.offset)
+            ruling = self._of(known, stamp, number_of(arrival))
         if ruling.verdict is Verdict.REJECTED:
             return ruling, state
         state.stream_time_ms = now

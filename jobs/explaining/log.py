@@ -12,11 +12,11 @@ from aggregations.definition.element import Record
 from aggregations.engine.archived import archived
 from aggregations.engine.roots import RootTopics
 from envelope import TopicPartition
+from envelope.limits import branch_id
 from jobs.dead_letters.letters import Letters
 from jobs.tracing import Found, Place
 from persistence.kafka import BrokerUnavailable, KafkaSettings, Topics
 from persistence.kafka.errors import broker_error, passes
-from persistence.kafka.facts import branch_id
 from persistence.kafka.headers import headers_of
 from persistence.kafka.reading import assign
 from persistence.manifest import Progress

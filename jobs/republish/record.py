@@ -103,7 +103,7 @@ class InputRecord:
     @property
     def node(self) -> Node:
         """Its coordinates."""
-        return Node(self.topic, self.partition, self.offset, self.topic_id, self.cluster)
+        return Node(self.topic, self.partition, self.offset, self.topic_id, self.cluster, self.leader_epoch)
 
     @property
     def payload(self) -> bytes:

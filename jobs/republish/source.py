@@ -188,7 +188,7 @@ class ValueOpener:
         """Make an event id; a redriven record has that of the rejected one."""
         if self._event_ids:
             own = record.lineage.reduced().own if record.message.chain else record.node
-            place = coordinates_of(own.topic, own.partition, own.offset, own.topic_id, own.cluster)
+            place = coordinates_of(own.topic, own.partition, own.offset, own.topic_id, own.cluster, own.leader_epoch)
             record.message.event_id = self._event_ids.of(place, record.data)
 
     def _unframed(self, value: bytes) -> bytes:

@@ -35,13 +35,3 @@ class Watermarks:
     low: int
     high: int
     leader_epoch: int | None = None
-
-
-def branch_id(topic_id: str, number: int) -> str:
-    """Topic id of the records of a branch of a log (`persistence.manifest.Progress`): their offsets were used before."""
-    return f"{topic_id}~{number}"
-
-
-def broker_id(topic_id: str) -> str:
-    """The id by which the broker knows the topic of a record."""
-    return topic_id.partition("~")[0]

@@ -1,10 +1,11 @@
 """A producer with a name and sequence ids, which continues after a crash where it was."""
 
 import uuid
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from envelope import Envelope, EnvelopeError, Reason, encode
+from envelope import Envelope, EnvelopeError, Reason, TopicPartition, encode
 from envelope.headers import Headers
 from envelope.limits import DEFAULT_LIMITS, Limits
 from envelope.sequences import TOPIC, SequenceError, SequenceRange, Sequences, SequenceState
@@ -13,7 +14,7 @@ from persistence.kafka.errors import BrokerRefused
 from persistence.kafka.producer import AcknowledgedProducer, batch_bytes
 from persistence.kafka.settings import KafkaSettings
 from persistence.kafka.tail import Tail, read_tail
-from persistence.kafka.topics import Topics
+from persistence.kafka.topics import Topics, former_ends
 from persistence.kafka.transactions import TransactionalProducer
 from persistence.murmur2 import murmur2
 
@@ -53,6 +54,7 @@ class ProducerSession:
         settings: Settings of the Kafka cluster.
         resume: State that `checkpoint` of an earlier session returned, if you saved one: less has to be read. If the topic
             was created again since, its messages are not in the topic, and ids that the session counts go on above theirs.
+            What a partition has lost since (an unclean election) is not in the topic either: `contains` says so.
         initial: Lowest id of the first message. 0 without it. After a restart the session continues after the last id.
         per_partition: Number each partition by itself and without holes, so that readers detect missing messages.
             Otherwise one numbering covers the topic, and may have holes.
@@ -115,6 +117,7 @@ class ProducerSession:
             else AcknowledgedProducer(settings, **options)
         )
         try:
+            resume = self._kept(resume)
             tail = Tail() if name is None else self._read(settings, resume, initial)
         except BaseException:
             self._producer.close()
@@ -125,6 +128,25 @@ class ProducerSession:
         last = {one: max(known.get(one, -1), tail.last.get(one, -1)) for one in {*known, *tail.last}}
         self.epoch = max(tail.epoch, resume.epoch if resume else -1) + 1
         self._sequences = Sequences(per_partition=per_partition, initial=initial, last=last, former=former)
+
+    def _kept(self, resume: SequenceState | None) -> SequenceState | None:
+        """An earlier state without the partitions whose logs have lost what it counts: they are read from their beginning."""
+        if resume is None or resume.topic_id != self._topic_id or not resume.offsets:
+            return resume
+        places = {number: TopicPartition(self.topic, number) for number in resume.offsets}
+        marks, ends = self._topics.marks([self.topic]), self._topics.ends([self.topic])
+        epochs = {place: resume.leader_epochs.get(number) for number, place in places.items() if place in marks}
+        former = former_ends(self._topics, epochs, {place: marks[place].leader_epoch for place in epochs})
+        whole = {
+            number
+            for number, place in places.items()
+            if min(former.get(place, ends.get(place, 0)), ends.get(place, 0)) >= resume.offsets[number]
+        }
+        return replace(
+            resume,
+            last={number: one for number, one in resume.last.items() if number in whole or number not in places},
+            offsets={number: one for number, one in resume.offsets.items() if number in whole},
+        )
 
     def _read(self, settings: KafkaSettings, resume: SequenceState | None, initial: int | None) -> Tail:
         """Find the last messages of the producer."""
@@ -261,8 +283,10 @@ class ProducerSession:
             BrokerError: As `flush`.
         """
         self.flush(timeout)
+        marks = self._topics.marks([self.topic])  # before the ends: a leader that comes later has another epoch
+        epochs = {number: one.leader_epoch for (_, number), one in marks.items() if one.leader_epoch is not None}
         offsets = {partition: end for (_, partition), end in self._topics.ends([self.topic]).items()}
-        return SequenceState(self.name, self.topic, self._topic_id, self.epoch, self._sequences.last, offsets)
+        return SequenceState(self.name, self.topic, self._topic_id, self.epoch, self._sequences.last, offsets, epochs)
 
     def close(self) -> None:
         """Drop messages that are not acknowledged; a second call does nothing."""

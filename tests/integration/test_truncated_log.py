@@ -20,7 +20,7 @@ from jobs.republish import InputTopics, JsonPayload, Republisher, Wrapping, iden
 from jobs.republish.absence import Unsafe
 from persistence.commit.faults import NoFaults, use
 from persistence.errors import Terminal
-from persistence.kafka import KafkaSettings, Topics
+from persistence.kafka import KafkaSettings, ProducerSession, Topics
 from tests.support.several_brokers import several_brokers
 
 OLD, NEW = list(range(10)), list(range(100, 108))
@@ -28,17 +28,19 @@ LEFT = 5
 """Records that the broker keeps."""
 
 
-def cut(root: Path, topic: str, records: int) -> str:
-    """Stop the broker, drop all but the first records of a topic's log, as a power loss may, and start it again."""
+def cut(root: Path, *topics: str) -> str:
+    """Stop the broker, drop all but the first records of topics' logs, as a power loss may, and start it again."""
     stack.down(root)
-    (folder,) = root.glob(f"**/{topic}-0")
-    segment = max(folder.glob("*.log"))
-    content, at = segment.read_bytes(), 0
-    while int.from_bytes(content[at : at + 8]) < records:  # a batch: its first offset, its length, and so many bytes
-        at += 12 + int.from_bytes(content[at + 8 : at + 12])
-    segment.write_bytes(content[:at])
-    stale = [*folder.glob("*index"), *folder.glob("*.snapshot"), *root.glob("**/.kafka_cleanshutdown")]
-    for file in [*stale, *root.glob("**/recovery-point-offset-checkpoint")]:
+    for topic in topics:
+        (folder,) = root.glob(f"**/{topic}-0")
+        segment = max(folder.glob("*.log"))
+        content, at = segment.read_bytes(), 0
+        while int.from_bytes(content[at : at + 8]) < LEFT:  # a batch: its first offset, its length, and so many bytes
+            at += 12 + int.from_bytes(content[at + 8 : at + 12])
+        segment.write_bytes(content[:at])
+        for file in (*folder.glob("*index"), *folder.glob("*.snapshot")):
+            file.unlink()
+    for file in (*root.glob("**/.kafka_cleanshutdown"), *root.glob("**/recovery-point-offset-checkpoint")):
         file.unlink()
     return stack.up(root).kafka
 
@@ -94,8 +96,13 @@ def republisher(settings: KafkaSettings, name: str, target: str, **more: Any) ->
 def test_a_log_that_lost_its_end_is_refused_by_all_that_read_it_and_its_new_records_arrive_once_that_is_accepted(
     tmp_path: Path, written: str
 ) -> None:
-    with broker(tmp_path, "in", "out", "filtered", "copied", "published") as settings:
+    with broker(tmp_path, "in", "out", "filtered", "copied", "published", "session") as settings:
         send(settings.bootstrap, "in", OLD)
+        with ProducerSession("till", "session", settings) as session:
+            for number in OLD:
+                session.send(b"v", b"a", sequence=number)
+                session.flush()
+            reached = session.checkpoint()
         direct = Reader("direct", "in", tmp_path, envelope=False, publishes="published")
         behind_flow = Reader("behind-flow", "published", tmp_path, envelope=True)
         behind = Reader("behind", "out", tmp_path, envelope=True)
@@ -115,9 +122,12 @@ def test_a_log_that_lost_its_end_is_refused_by_all_that_read_it_and_its_new_reco
         for reader in (direct, behind, behind_flow, behind_filter, behind_copy):
             reader.run(settings)
             assert reader.numbers == OLD
-        settings = KafkaSettings(cut(tmp_path, "in", LEFT))
+        settings = KafkaSettings(cut(tmp_path, "in", "session"))
         if written != "not yet":
             send(settings.bootstrap, "in", NEW)
+            send(settings.bootstrap, "session", NEW)  # those of other producers
+        with ProducerSession("till", "session", settings, resume=reached) as session:
+            assert [number for number in OLD if not session.contains(number, b"a")] == OLD[LEFT:]
         with pytest.raises(RunRefusedError, match=r"in:0 is read up to 10.* offset 5 on.*\(--accept beyond-end\)"):
             direct.run(settings)
         for run in senders():
@@ -153,7 +163,7 @@ def test_records_in_place_of_those_that_a_crashed_run_folded_beyond_its_manifest
         with use(Crash()), pytest.raises(Terminal):
             reader.run(settings)
         assert reader.numbers == OLD
-        settings = KafkaSettings(cut(tmp_path, "in", LEFT))
+        settings = KafkaSettings(cut(tmp_path, "in"))
         send(settings.bootstrap, "in", NEW)
         report = reader.run(settings)
         assert reader.numbers == OLD + NEW
@@ -168,7 +178,7 @@ def test_on_spark_the_new_records_are_folded_once_the_loss_is_accepted(tmp_path:
         send(settings.bootstrap, "in", OLD)
         reader = Reader("spark", "in", tmp_path, envelope=False)
         reader.run(settings, on=on_spark)
-        settings = KafkaSettings(cut(tmp_path, "in", LEFT))
+        settings = KafkaSettings(cut(tmp_path, "in"))
         send(settings.bootstrap, "in", NEW)
         with pytest.raises(RunRefusedError, match=r"in:0 is read up to 10.* offset 5 on.*\(--accept beyond-end\)"):
             reader.run(settings, on=on_spark)

@@ -16,9 +16,9 @@ from aggregations.definition.source import Json, Topic
 from aggregations.run.memory import MemoryRunner
 from aggregations.run.plan import Broker, plan
 from envelope import TopicPartition
+from envelope.limits import branch_id
 from persistence.commit.faults import NoFaults, use
 from persistence.errors import Terminal
-from persistence.kafka.facts import branch_id
 from tests.support.pure import fresh_store
 
 PLACE = TopicPartition("orders", 0)

@@ -13,8 +13,8 @@ from aggregations.definition.source import Json, Topic
 from aggregations.errors import RunRefusedError
 from aggregations.report import DeadLetter
 from envelope import Reason
+from envelope.limits import broker_id
 from persistence.errors import StoreError
-from persistence.kafka.facts import broker_id
 from persistence.names import FlowRef
 from persistence.record import decode_record
 from tests.simulation.driver import Driver

@@ -12,9 +12,9 @@ from aggregations.run.memory import MemoryRunner
 from aggregations.run.plan import Broker, plan
 from aggregations.run.risks import refuse
 from envelope import TopicPartition
+from envelope.limits import branch_id
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
-from persistence.kafka.facts import branch_id
 from persistence.manifest import Progress
 from tests.simulation import stream
 from tests.simulation.faults import Crash

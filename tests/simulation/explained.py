@@ -21,11 +21,11 @@ from aggregations.run.begin import look
 from aggregations.run.memory import MemoryRunner
 from envelope import Envelope, Hop, Siblings, TopicPartition, encode
 from envelope.deadletter import DeadLetterHeaders
+from envelope.limits import branch_id
 from envelope.redrive_notes import Notes
 from jobs.dead_letters.letters import StoredDeadLetter
 from jobs.explaining.log import Log, Reader, Span
 from jobs.tracing import Place
-from persistence.kafka.facts import branch_id
 from persistence.manifest import Progress
 from persistence.protocol import FlowRef, StageRef, Stored
 from tests.property.test_windows import SCREWS

@@ -7,7 +7,7 @@ from aggregations import report
 from aggregations.definition.element import Record
 from aggregations.run.memory import MemoryRunner
 from envelope import Reason
-from persistence.kafka.facts import broker_id
+from envelope.limits import broker_id
 from persistence.names import FlowRef
 from persistence.pointer import load_pointer
 from tests.simulation.letters import facts_of

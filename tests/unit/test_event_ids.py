@@ -31,7 +31,11 @@ ORDER = {"number": 17, "till": "till 3", "lines": [{"b": 1, "a": "é"}], "paid":
 )
 def test_golden_ids(text: str, expected: str) -> None:
     """What was given once is given by every later version."""
-    assert EventIds.parse(text).of(coordinates_of("orders", 2, 17, "Qx1"), ORDER) == expected
+    assert EventIds.parse(text).of(coordinates_of("orders", 2, 17, "Qx1", "", 0), ORDER) == expected
+
+
+def test_an_offset_that_is_used_again_makes_another_id() -> None:
+    assert coordinates_of("orders", 2, 17, "Qx1", "eu", 3) == "eu/orders#Qx1:2:17@3"
 
 
 def test_an_id_is_the_same_in_another_process_with_another_seed_of_hashes() -> None:

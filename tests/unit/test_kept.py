@@ -1,10 +1,12 @@
 """Values that are kept in a store with their positions."""
 
+from datetime import timedelta
+
 import pytest
 
-from envelope import TopicPartition
-from envelope.filters import Arrival, SequenceFilter
-from persistence import Corrupt, FlowRef, Reader, StoredFilter, Terminal
+from envelope import Envelope, TopicPartition, encode
+from envelope.filters import Arrival, Gaps, ProducerFilter, SequenceFilter, deduplicate
+from persistence import Corrupt, Filtered, FlowRef, Reader, StoredFilter, Terminal
 from persistence.kept import Kept, KeptValues, decode_kept, encode_kept
 from persistence.seal import seal
 from tests.support.pure import fresh_store
@@ -86,3 +88,50 @@ def test_all_values_can_be_read() -> None:
     values = KeptValues(fresh_store(), "f", "x")
     values.save({b"a": Kept(1), b"b": Kept(2)})
     assert {key: kept.value for key, kept in values.scan()} == {b"a": 1, b"b": 2}
+
+
+def test_a_batch_may_contain_the_place_where_a_log_was_written_anew() -> None:
+    passed: list[int] = []
+    kept = StoredFilter(SequenceFilter(lambda one: one.value, name="numbers"), fresh_store())
+    batch = [Arrival("t", 0, n, b"k", n, leader_epoch=1) for n in range(4)]
+    batch += [Arrival("t", 0, n, b"k", 10 + n, leader_epoch=2) for n in range(2, 5)]
+    kept.process(batch, lambda made: passed.extend(one.value for one, _ in made.passed))
+    assert passed == [0, 1, 2, 3, 12, 13, 14]
+    with pytest.raises(ValueError, match="offset 1 comes after 4"):
+        kept.process([batch[-1], batch[1]], lambda _: None)
+
+
+def test_a_record_that_was_held_back_and_is_lost_ends_nothing() -> None:
+    def told(number: int, offset: int, epoch: int) -> Arrival:
+        return Arrival(
+            "t",
+            0,
+            offset,
+            b"k",
+            encode(Envelope(b"", producer="p", sequence=number, sequence_per_partition=True)),
+            leader_epoch=epoch,
+        )
+
+    store, passed, warned = fresh_store(), list[int](), list[str]()
+
+    def publish(made: Filtered) -> None:
+        passed.extend(one.offset for one, _ in made.passed)
+        warned.extend(made.warnings)
+
+    rule = ProducerFilter(gaps=Gaps.HOLD)
+    StoredFilter(rule, store).process([told(0, 0, 1), told(2, 1, 1)], publish)
+    again = StoredFilter(rule, store)
+    assert again.start == {("t", 0): 1}
+    again.process([told(1, 1, 2)], publish)
+    assert passed == [0, 1]
+    assert warned == ["t:0: the record at offset 1, which was held back, is lost"]
+
+
+def test_an_interval_filter_takes_a_record_at_an_offset_that_is_used_again_for_another_one() -> None:
+    """deduplicate: the same event at the same offset in another leader epoch was sent again."""
+    store, passed = fresh_store(), list[int]()
+    rule = deduplicate(id=lambda one: one.value, interval=timedelta(hours=1))
+    for epoch in (1, 2):
+        batch = [Arrival("t", 0, n, b"k", n, leader_epoch=epoch) for n in range(3)]
+        StoredFilter(rule, store).process(batch, lambda made: passed.extend(one.value for one, _ in made.passed))
+    assert passed == [0, 1, 2]

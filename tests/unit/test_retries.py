@@ -202,6 +202,8 @@ def test_a_republisher_that_knows_the_retry_topics_finds_no_loop() -> None:
         ({"raw": []}, "names or patterns of retry topics by topic"),
         ({"": "a"}, "names or patterns of retry topics by topic"),
         ({"raw": ["raw*"]}, "'raw\\*' is, or matches, the topic itself"),
+        ({"raw": "retry", "legs": "retry"}, "'retry' and 'retry' can name one topic"),
+        ({"raw": "a-*", "legs": ["x", "*-?b"]}, r"'a-\*' and '\*-\?b' can name one topic"),
     ],
 )
 def test_what_names_no_retry_topics_is_refused(given: Any, said: str) -> None:

@@ -34,6 +34,8 @@ OTHER = {
     "a header": pl.col("_headers").list.first().struct.field("value").cast(pl.String),
     "the last hop": pl.col("_chain").list.last().struct.field("offset").cast(pl.String),
     "the second hop": pl.col("_chain").list.get(1).struct.field("timestamp_ms").cast(pl.String),
+    "who sent the root on": pl.col("_chain").list.first().struct.field("via"),
+    "whether the root was tried again": pl.col("_chain").list.first().struct.field("pass_through").cast(pl.String),
     "the number of hops": pl.col("_chain").list.len().cast(pl.String),
     "the first hop, and another one": pl.concat_str(
         *(pl.col("_chain").list.get(n).struct.field("offset").cast(pl.String) for n in (0, 1))

@@ -87,9 +87,9 @@ def _maximum(manifests: Sequence[Manifest | None]) -> dict[str, dict[int, int]]:
     return highest
 
 
-def _same_topic(flow: str, start: Manifest | None, manifests: Any, broker: Broker) -> Plan:
+def _same_topic(flow: str, start: Manifest | None, manifests: Any, broker: Broker, **options: Any) -> Plan:
     known = start.topic_ids.get(broker.topic, "") if start else ""
-    return plan(flow, start, manifests, replace(broker, topic_id=known))
+    return plan(flow, start, manifests, replace(broker, topic_id=known), **options)
 
 
 def _upstream_may_be_empty(flow: str, manifests: Any, *rest: Any) -> Any:

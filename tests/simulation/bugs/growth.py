@@ -14,8 +14,8 @@ from tests.simulation.patch import Patch
 _advance = growth.advance
 
 
-def _forgets(*arguments: Any) -> Plan:
-    return replace(plan(*arguments), growth=None)
+def _forgets(*arguments: Any, **options: Any) -> Plan:
+    return replace(plan(*arguments, **options), growth=None)
 
 
 def _ends_at_once(*arguments: Any, **options: Any) -> Any:

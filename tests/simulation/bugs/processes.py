@@ -33,8 +33,8 @@ _init = original(_Driver, "__init__")
 _batch = original(_Driver, "batch")
 
 
-def _from_the_end(*arguments: Any) -> Plan:
-    made = plan(*arguments)
+def _from_the_end(*arguments: Any, **options: Any) -> Plan:
+    made = plan(*arguments, **options)
     return replace(
         made, partitions=[replace(one, start=one.high) if one.start is None else one for one in made.partitions]
     )
