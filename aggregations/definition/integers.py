@@ -5,8 +5,9 @@ of unsigned columns. This module computes every integer operation of an expressi
 result to a signed 64-bit integer; a row whose result does not fit is marked.
 
 Polars divides one value, and multiplies several by the reciprocal of a constant: `col("v") / 49` of 49 is 1.0 in a frame
-of one row, and 0.9999999999999999 beside another one. Powers also have a way of their own for one value. So constants
-that values are divided by are repeated for every row, and no frame has only one.
+of one row, and 0.9999999999999999 beside another one. Powers also have a way of their own for one value, and sums:
+`col("f") + 0` of -0.0 is 0.0 alone, and -0.0 beside another row. So constants that values are divided by are repeated
+for every row, and no frame has only one.
 """
 
 import io
@@ -110,7 +111,7 @@ def _exact(serialized: bytes, dtypes: tuple[tuple[str, pl.DataType], ...]) -> Ex
         of = pl.Expr.deserialize(io.BytesIO(serialized))
         tree = json.loads(of.meta.serialize(format="json"))
         divides, computes = _contains(tree, _divides), _computes(tree)
-        paired = divides or _contains(tree, _is_power)
+        paired = divides or _contains(tree, _is_power) or _contains(tree, _adds)
         if not (divides or computes):
             return Exact(of, paired=paired)
         tree = _repeating(tree)
@@ -273,6 +274,10 @@ def _narrowed(tree: Tree, overflow: pl.Expr | None, *, safe: bool) -> _Rewritten
 
 def _divides(name: str, below: Tree) -> bool:
     return name == "op" and below in _DIVISIONS
+
+
+def _adds(name: str, below: Tree) -> bool:
+    return name == "op" and below in ("Plus", "Minus")
 
 
 def _is_power(name: str, below: Tree) -> bool:

@@ -15,6 +15,7 @@ from jobs.republish.growth import Note
 from persistence.kafka import BrokerError, BrokerRefused, BrokerUnavailable, Topics
 from persistence.kafka.errors import UNREACHABLE_REMEDY, broker_error
 from persistence.kafka.facts import BEYOND_END, Watermarks
+from persistence.kafka.tail import BlockReader
 from persistence.kafka.topics import former_ends
 
 T = TypeVar("T")
@@ -71,6 +72,8 @@ def committed(consumer: Consumer, parts: Sequence[TopicPartition], hint: str) ->
 def lost_ends(topics: Topics, read: Read, marks: Mapping[envelope.TopicPartition, Watermarks]) -> dict[Any, int]:
     """Return where logs end, or were cut and written anew (KIP-320), below what was read of them; only these logs.
 
+    A log was not cut if it has no record there: what was read last are markers of transactions, in a later leader epoch.
+
     Args:
         topics: Access to topics.
         read: By topic and partition the offset up to which it was read, and the leader epoch of the last record.
@@ -79,7 +82,18 @@ def lost_ends(topics: Topics, read: Read, marks: Mapping[envelope.TopicPartition
     epochs = {place: epoch for place, (_, epoch) in read.items()}
     ends = former_ends(topics, epochs, {place: marks[place].leader_epoch for place in read})
     found = {place: min(ends.get(place, offset), marks[place].high) for place, (offset, _) in read.items()}
-    return {place: max(end, 0) for place, end in found.items() if end < read[place][0]}
+    lost = {place: max(end, 0) for place, end in found.items() if end < read[place][0]}
+    return {
+        place: end
+        for place, end in lost.items()
+        if marks[place].high < read[place][0] or _has_records(topics, place, end, read[place][0])
+    }
+
+
+def _has_records(topics: Topics, place: Any, first: int, end: int) -> bool:
+    """Whether a partition has a committed record at one of these offsets."""
+    with BlockReader(topics.settings, place[0]) as reader:
+        return next(reader.read({place[1]: (first, end)}), None) is not None
 
 
 def check_lost(lost: Mapping[Any, int], read: Read, accept: Collection[str], did: str) -> None:

@@ -62,10 +62,13 @@ class Topics:
     Args:
         settings: Settings of the Kafka cluster.
         timeout: Seconds to wait for an answer.
+
+    Attributes:
+        settings: As given.
     """
 
     def __init__(self, settings: KafkaSettings, *, timeout: float = 10) -> None:
-        self._settings = settings
+        self.settings = settings
         self._timeout = timeout
         self._connection = ""
         try:
@@ -74,7 +77,7 @@ class Topics:
             raise SettingsError(f"Kafka's settings: {error.args[0].str()}. The names are librdkafka's") from error
 
     def _client(self) -> AdminClient:
-        return AdminClient(self._settings.client(on_error=self._on_error))
+        return AdminClient(self.settings.client(on_error=self._on_error))
 
     def check(self) -> None:
         """Return when a broker has answered."""
@@ -230,7 +233,7 @@ class Topics:
         Args:
             epochs: The epoch by partition.
         """
-        return epoch_ends(self._settings, epochs, self._timeout)
+        return epoch_ends(self.settings, epochs, self._timeout)
 
     def offsets_at(self, name: str, time_ms: int) -> dict[int, int]:
         """Return by partition the first offset whose record has this timestamp or a later one; -1 if there is none.
@@ -266,7 +269,7 @@ class Topics:
         the settings' own message.max.bytes.
         """
         found = self._settings_of(names, "max.message.bytes")
-        own = self._settings.options.get("message.max.bytes", "")
+        own = self.settings.options.get("message.max.bytes", "")
         most = int(own) if own.isdecimal() else sys.maxsize  # a producer refuses what is not a number
         return {name: min(most, unknown if value is None else int(value)) for name, value in found.items()}
 
@@ -316,7 +319,7 @@ class Topics:
         yet, as on a new broker: librdkafka issue 5040.
         """
         doing = f"reading the offsets of group {group}"
-        config = self._settings.client(on_error=self._on_error) | {"group.id": group, "enable.auto.commit": False}
+        config = self.settings.client(on_error=self._on_error) | {"group.id": group, "enable.auto.commit": False}
         consumer = Consumer(config)
         try:
             found = consumer.committed(list(parts), timeout=self._timeout)
@@ -403,7 +406,7 @@ class Topics:
         except TimeoutError as error:
             self._renew()
             hint = f" ({self._connection})" if self._connection else ""
-            what = f"{doing}: no answer from Kafka at {self._settings.bootstrap} within {self._timeout:g} s{hint}"
+            what = f"{doing}: no answer from Kafka at {self.settings.bootstrap} within {self._timeout:g} s{hint}"
             raise unreachable(what, self._connection) from error
         except KafkaException as error:
             raise broker_error(error.args[0], doing, self._connection) from error
@@ -430,7 +433,7 @@ class Topics:
 
     def _unreachable(self, error: KafkaException) -> BrokerError:
         self._renew()
-        return broker_error(error.args[0], f"no answer from Kafka at {self._settings.bootstrap}", self._connection)
+        return broker_error(error.args[0], f"no answer from Kafka at {self.settings.bootstrap}", self._connection)
 
     def _on_error(self, error: KafkaError) -> None:
         self._connection = connection_trouble(error, self._connection)

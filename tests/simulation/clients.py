@@ -11,6 +11,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
+from aggregations.definition.element import Record
 from envelope.headers import Headers
 from jobs.republish import absence, growth_watch, loop, offsets, place, service, topic_check, worker
 from jobs.republish import input as reading
@@ -37,6 +38,7 @@ class SimulatedTopics:
     """Facts about topics. Replaces `persistence.kafka.Topics`."""
 
     def __init__(self, settings: Life, *, timeout: float = 10) -> None:
+        self.settings = settings
         self._cluster = settings.cluster
 
     def check(self) -> None:
@@ -82,6 +84,24 @@ class SimulatedTopics:
         member = self._cluster.readers[group].members.get(int(instance[-1]))
         gone = member is None or CLOCK.monotonic() - member.seen > SESSION_MS / 1000
         return None if member is None or gone else f"{group}-{member.generation}"
+
+
+class SimulatedBlocks:
+    """Blocks of a topic. Replaces `persistence.kafka.tail.BlockReader`."""
+
+    def __init__(self, settings: Life, topic: str) -> None:
+        self._cluster, self._topic = settings.cluster, topic
+
+    def __enter__(self) -> "SimulatedBlocks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: it holds no connection."""
+
+    def read(self, blocks: Mapping[int, tuple[int, int]]) -> Iterator[Record]:
+        for partition, (start, end) in blocks.items():
+            found = self._cluster.read(self._topic, partition, start, end - start)
+            yield from (one for one in found if one.offset < end)
 
 
 class SimulatedProducer:
@@ -144,6 +164,7 @@ _PATCHES: Sequence[Patch] = (
     (reading, "Consumer", SimulatedConsumer),
     (producing, "Producer", SimulatedProducer),
     (array_producer, "ArrayProducer", SimulatedProducer),
+    (offsets, "BlockReader", SimulatedBlocks),
     *((module, "Topics", SimulatedTopics) for module in (absence, reading, place, service)),
     # Only with librdkafka can a commit stay unanswered; here no thread has to wait for it.
     (offsets, "_within", lambda timeout, action: action()),
