@@ -54,15 +54,18 @@ class SequenceState:
 
     def as_json(self) -> str:
         """The state as a JSON document."""
+        by_partition = {"last": self.last, "offsets": self.offsets, "leader_epochs": self.leader_epochs}
         return json.dumps(
             {
                 "producer": self.producer,
                 "topic": self.topic,
                 "topic_id": self.topic_id,
                 "epoch": self.epoch,
-                "last": {str(partition): one for partition, one in sorted(self.last.items())},
-                "offsets": {str(partition): one for partition, one in sorted(self.offsets.items())},
-                "leader_epochs": {str(partition): one for partition, one in sorted(self.leader_epochs.items())},
+                **{
+                    name: {str(partition): one for partition, one in sorted(its.items())}
+                    for name, its in by_partition.items()
+                    if its or name != "leader_epochs"
+                },
             }
         )
 

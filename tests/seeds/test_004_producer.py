@@ -1,5 +1,6 @@
 """Pulsar's PIP-6, the producer's side: names, sequence ids of the application's own, and restarts."""
 
+from dataclasses import replace
 from itertools import accumulate
 
 import pytest
@@ -138,6 +139,9 @@ def test_the_snapshot_is_a_map_of_numbers_that_can_be_read() -> None:
         '{"producer": "p", "topic": "orders", "topic_id": "Qx1", "epoch": 2, "last": {"0": 7, "1": 5}, '
         '"offsets": {"0": 12, "1": 9}}'
     )
+    known = replace(state, leader_epochs={0: 3})
+    assert known.as_json().endswith('"offsets": {"0": 12, "1": 9}, "leader_epochs": {"0": 3}}')
+    assert SequenceState.from_json(known.as_json()) == known
     assert SequenceState.from_json(state.as_json()) == state
 
 
