@@ -58,6 +58,7 @@ class Fetched:
         value: Its value.
         timestamp_ms: Its timestamp in milliseconds since 1970.
         topic_id: Current id of the topic.
+        leader_epoch: Leader epoch in which it was written; None when unknown.
     """
 
     found: Found
@@ -65,6 +66,7 @@ class Fetched:
     value: bytes | None = None
     timestamp_ms: int | None = None
     topic_id: str = ""
+    leader_epoch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,10 @@ def _wrong(before: tuple[Hop, ...], hop: Hop, record: Fetched, output: Fetched) 
         wrong.append("the log ends below this offset")
     if hop.index is not None and hop.count is not None and hop.index >= hop.count:
         wrong.append(f"output {hop.index} of {hop.count}")
-    if record.found is Found.FOUND:
+    epochs = {hop.leader_epoch, record.leader_epoch}
+    if record.found is Found.FOUND and None not in epochs and len(epochs) > 1:
+        wrong.append("the broker lost the record of this hop, and gave its offset to another one")
+    elif record.found is Found.FOUND:
         envelope = _envelope(record)
         chain = envelope.chain if envelope else ()
         # A republisher and a redrive append pass-through hops together with the hop of the record that they read.
@@ -277,4 +282,5 @@ class _Records:
             if message.offset() != place.offset:
                 return None
             kind, timestamp = message.timestamp()
-            return Fetched(Found.FOUND, message.key(), message.value(), timestamp if kind else None, topic_id)
+            told = timestamp if kind else None
+            return Fetched(Found.FOUND, message.key(), message.value(), told, topic_id, message.leader_epoch())

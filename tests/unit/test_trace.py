@@ -89,6 +89,18 @@ def test_a_record_of_another_topic_of_the_same_name_is_not_compared() -> None:
     assert traced(Place("carriers", 0, 9), read(topics(raw_0_7=later)))[0].found is Found.GONE
 
 
+def test_a_record_that_was_written_at_an_offset_which_is_used_again_is_said_to_be_another_one() -> None:
+    hop = replace(RAW, leader_epoch=3)
+    legs, carriers = record(message(hop), timestamp_ms=200), record(message(hop, LEGS), b"UA")
+    for epoch, said in (
+        (3, {}),
+        (None, {}),
+        (4, {"raw:0:7": ("the broker lost the record of this hop, and gave its offset to another one",)}),
+    ):
+        raw = replace(record(b"raw", timestamp_ms=100, topic_id="R1"), leader_epoch=epoch)
+        assert wrong(topics(raw_0_7=raw, legs_1_4=legs, carriers_0_9=carriers)) == said
+
+
 def test_a_record_of_another_cluster_is_not_looked_for() -> None:
     west = replace(RAW, cluster="west")
     found = topics(legs_1_4=record(message(west), timestamp_ms=200), carriers_0_9=record(message(west, LEGS), b"UA"))
