@@ -112,7 +112,7 @@ def test_a_checkpoint_may_be_in_any_state(sql: SparkSession, store: str, tmp_pat
     elif lost == "of another query":
         shutil.rmtree(checkpoint)
         query(files.stream(), fleet("legs").aggregator(stores=f"lmdb://{tmp_path}/others"), checkpoint)
-        with pytest.raises(StreamingQueryException, match="folded up to"):
+        with pytest.raises(StreamingQueryException, match="which the flow has not folded"):
             files.add(*records(legs(4), begin=500))
             query(files.stream(), flow.aggregator(stores=store), checkpoint)
         exact(flow, store, sent[:200])
@@ -150,7 +150,7 @@ def test_a_flow_may_begin_where_its_stream_begins(sql: SparkSession, store: str)
         flow.aggregator(stores=store)(frame(sql, whole[:100]), 0)
     with flow.aggregator(stores=store, start="delivered") as aggregator:
         aggregator(frame(sql, whole[:100]), 0)
-        with pytest.raises(RunRefusedError, match="folded up to"):
+        with pytest.raises(RunRefusedError, match="which the flow has not folded"):
             aggregator(frame(sql, whole[150:]), 1)
         aggregator(frame(sql, whole), 1)
     exact(flow, store, sent)
