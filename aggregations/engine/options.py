@@ -142,8 +142,8 @@ class RunOptions:
                 is invalid, or an option has the wrong type.
         """
         for name in ("max_records", "trigger_seconds", "metadata_max_age"):
-            if not getattr(self, name) >= 0:
-                raise FlowError(f"{name}={getattr(self, name)}: it must not be negative")
+            if (given := getattr(self, name)) is not None and not given >= 0:
+                raise FlowError(f"{name}={given}: it must not be negative")
         urls = bind(flow, {}, self.stores) if isinstance(self.stores, str) else bind(flow, self.stores)
         sends = self.sends and self.rebuilding is None
         bound = replace(self, stores=urls, sends=sends, group=(self.group or flow.name) if sends else None)
