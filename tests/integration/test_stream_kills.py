@@ -39,7 +39,7 @@ def world(request: pytest.FixtureRequest, kafka: str, topic: Callable[..., str],
     if request.param == "lmdb":
         url = f"lmdb://{tmp_path}/states"
     elif request.param == "redis":
-        url = f"{request.getfixturevalue('redis_url')}?buckets={BUCKETS}"
+        url = f"{request.getfixturevalue('redis_url')}?buckets={BUCKETS}&prefix=stream-{uuid.uuid4().hex[:8]}"
     else:
         url = (
             f"{request.getfixturevalue('cassandra_url')}/stream_{uuid.uuid4().hex[:8]}?replication=1&buckets={BUCKETS}"
