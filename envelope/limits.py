@@ -70,8 +70,8 @@ def number_of(record: Any) -> int | None:
 
 
 def branch_id(topic_id: str, number: int) -> str:
-    """Topic id of the records of a branch of a log (`persistence.manifest.Progress`): their offsets were used before."""
-    return f"{topic_id}~{number}"
+    """Topic id of the records of a branch of a log (`persistence.manifest.Progress`): from 1 on their offsets were used before."""
+    return f"{topic_id}~{number}" if number else topic_id
 
 
 def broker_id(topic_id: str) -> str:

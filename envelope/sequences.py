@@ -54,18 +54,16 @@ class SequenceState:
 
     def as_json(self) -> str:
         """The state as a JSON document."""
-        by_partition = {"last": self.last, "offsets": self.offsets, "leader_epochs": self.leader_epochs}
+        by_partition = {"last": self.last, "offsets": self.offsets}
+        if self.leader_epochs:
+            by_partition["leader_epochs"] = self.leader_epochs
         return json.dumps(
             {
                 "producer": self.producer,
                 "topic": self.topic,
                 "topic_id": self.topic_id,
                 "epoch": self.epoch,
-                **{
-                    name: {str(partition): one for partition, one in sorted(its.items())}
-                    for name, its in by_partition.items()
-                    if its or name != "leader_epochs"
-                },
+                **{name: {str(at): one for at, one in sorted(its.items())} for name, its in by_partition.items()},
             }
         )
 

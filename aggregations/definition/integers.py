@@ -111,7 +111,7 @@ def _exact(serialized: bytes, dtypes: tuple[tuple[str, pl.DataType], ...]) -> Ex
         of = pl.Expr.deserialize(io.BytesIO(serialized))
         tree = json.loads(of.meta.serialize(format="json"))
         divides, computes = _contains(tree, _divides), _computes(tree)
-        paired = divides or _contains(tree, _is_power) or _contains(tree, _adds)
+        paired = divides or _contains(tree, _differs_alone)
         if not (divides or computes):
             return Exact(of, paired=paired)
         tree = _repeating(tree)
@@ -276,12 +276,12 @@ def _divides(name: str, below: Tree) -> bool:
     return name == "op" and below in _DIVISIONS
 
 
-def _adds(name: str, below: Tree) -> bool:
-    return name == "op" and below in ("Plus", "Minus")
-
-
 def _is_power(name: str, below: Tree) -> bool:
     return name == "function" and _named(below)[0] == "Pow"
+
+
+def _differs_alone(name: str, below: Tree) -> bool:
+    return (name == "op" and below in ("Plus", "Minus")) or _is_power(name, below)
 
 
 def _contains(tree: Tree, wanted: Callable[[str, Tree], bool]) -> bool:

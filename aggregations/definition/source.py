@@ -127,12 +127,7 @@ class Topic:
                 *(topic, kind, envelope, *policies, _member("tombstones=", Tombstones, tombstones)),
                 *(time, ahead, duration("ahead=", ahead, least=0), text),
                 *(idle, None if idle is None else duration("idle=", idle)),
-                *(
-                    skew,
-                    None if skew is None else duration("skew=", skew),
-                    checked_stable(stable),
-                    _retries(retries),
-                ),
+                *(skew, None if skew is None else duration("skew=", skew), checked_stable(stable), _retries(retries)),
             )
         for name_of_field, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name_of_field, value)

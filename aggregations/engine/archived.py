@@ -13,6 +13,7 @@ from aggregations.engine.fetch import Fetcher
 from aggregations.engine.options import RunOptions
 from aggregations.engine.ranges import Range
 from aggregations.errors import RunRefusedError
+from aggregations.run.deliveries import spanned
 from aggregations.run.risks import Risk, unsafe
 from envelope import TopicPartition
 from persistence.findings import Finding
@@ -132,9 +133,7 @@ def gaps(flow: str, archive: Archive | None, ranges: Iterable[Range]) -> list[Fi
     texts = []
     for one in ranges:
         if holes := archive.missing(one.place, one.start, one.end):
-            named = ", ".join(
-                f"{first} to {end - 1}" if end > first + 1 else f"{first}" for first, end in holes[:_SHOWN]
-            )
+            named = ", ".join(map(spanned, holes[:_SHOWN]))
             more = f" and {len(holes) - _SHOWN} more ranges" if holes[_SHOWN:] else ""
             texts.append(f"offsets {named}{more} of {one.topic}:{one.partition}")
     if not texts:

@@ -121,8 +121,13 @@ def gaps(
 
 
 def _named(span: tuple[int, int]) -> str:
+    return f"offset{'s' * (span[1] > span[0] + 1)} {spanned(span)}"
+
+
+def spanned(span: tuple[int, int]) -> str:
+    """A span of offsets (first, end after the last) as text."""
     first, end = span
-    return f"offset {first}" if end == first + 1 else f"offsets {first} to {end - 1}"
+    return f"{first} to {end - 1}" if end > first + 1 else f"{first}"
 
 
 def contradictions(delivered: Iterable[Delivered], positions: Mapping[TopicPartition, int]) -> list[str]:

@@ -103,8 +103,7 @@ class Reader:
 
     def own_id(self, place: Place) -> str:
         """Topic id of a record, as the flow reads it."""
-        topic_id, number = self.log(place.topic).topic_id, self.branch(place)
-        return branch_id(topic_id, number) if number else topic_id
+        return branch_id(self.log(place.topic).topic_id, self.branch(place))
 
     def branch(self, place: Place) -> int:
         """Number of the branch of its log that a record belongs to."""

@@ -92,7 +92,7 @@ class World:
         return [
             Record(
                 *("orders", 0, offset, b"k", json.dumps({"k": "k", "i": self.log[offset][1]}).encode()),
-                topic_id=branch_id("id", number) if number else "id",
+                topic_id=branch_id("id", number),
             )
             for offset in range(start, end)
         ]

@@ -109,7 +109,7 @@ class Driver:
             self.runner.run.logs({name: log.topic_id for name, log in self.logs.items()}),
         )
         return [
-            replace(record, topic_id=branch_id(record.topic_id, number)) if number else record
+            replace(record, topic_id=branch_id(record.topic_id, number))
             for place, partition in self._partitions()
             if place != (self.topics[0], slow) or place in begun
             for start, log in [(self.next.get(place, 0), logs.get(place, Progress(0)))]

@@ -176,8 +176,7 @@ def of_world(world: World, truth: Truth) -> Reports:
         """A record with the topic id that its branch of the log has."""
         if record is None or (log := branches.get(TopicPartition(record.topic, record.partition))) is None:
             return record
-        number = log.branch(record.offset)
-        return replace(record, topic_id=branch_id(record.topic_id, number)) if number else record
+        return replace(record, topic_id=branch_id(record.topic_id, log.branch(record.offset)))
 
     topics = Topics(
         {topic: [[*map(named, one.records)] for one in log.partitions] for topic, log in logs.items()},

@@ -125,4 +125,5 @@ def test_the_ninth_hole_and_the_ninth_contradiction_are_told_too() -> None:
     assert what.contradicted == tuple(range(0, 40, 2))
     place = TopicPartition("a", 0)
     assert missing([what], {place: 36}) == {place: [(37, 38)]}
-    assert "at offset 36" in contradictions([what], {place: 36})[0]
+    assert contradictions([what], {place: 38}) == ["a:0 has two different records at offset 38"]
+    assert contradictions([what], {place: 36})[0].endswith("at offset 36 and at 1 more")
