@@ -45,7 +45,7 @@ from aggregations.per_message.dead_letters import RejectedRecord
 from aggregations.per_message.ledger import outputs_before
 from aggregations.per_message.publishing import Marking
 from aggregations.per_message.steps import without_rejected
-from envelope import Position, Reason, Route
+from envelope import Node, Position, Reason, Route
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
@@ -197,19 +197,19 @@ def _missing_after(work: Work, rows: Rows) -> Rows:
     ledger, collector, judged, frame = work.job.progress.ledger, work.collector, bool(work.job.flow.stages), rows.frame
     backs = [one.back for one in rows.signatures]
     bound = [back is not None and (not judged or back.redrive.stage == END_OF_FLOW) for back in backs]
-    listed = {} if judged else ledger.listed.get(END_OF_FLOW, {})
+    listed = ledger.listed.get(END_OF_FLOW, {})
     if not any(bound) and not listed:
         return rows
-    meant = _perhaps_listed(frame, bound, [listed])  # without a stage, a plain copy may be of a listed record
+    meant = _perhaps_listed(frame, bound, [listed])
     late: dict[int, str] = {}
     keep = np.ones(frame.height, np.bool_)
     for number in meant.arg_true():
         row = frame.row(number, named=True)
-        if row.get(schema.LATE):
+        if row.get(schema.LATE) or (backs[row[schema.SIGNATURE]] is not None and not bound[row[schema.SIGNATURE]]):
             continue
         policy = siblings_of(collector.siblings, row[schema.TOPIC])
         at = standing(row, rows.signatures, rekeyed=False, siblings=policy)
-        route, entries = missing_at_end(ledger, at, redriven(row, rows.signatures), indices_of(row))
+        route, entries = missing_at_end(ledger, _own(work, row), at, redriven(row, rows.signatures), indices_of(row))
         collector.tail(entries, copies=route is Route.COPY)
         if route is Route.COPY:
             keep[number] = False
@@ -223,7 +223,7 @@ def _missing_after(work: Work, rows: Rows) -> Rows:
 def _perhaps_listed(
     frame: pl.DataFrame, bound: Sequence[bool], listed: Iterable[Mapping[str, Collection[Position]]]
 ) -> pl.Series:
-    """The rows to look up in the ledger: redriven ones, and those whose root has the offset of a listed position.
+    """The rows to look up in the ledger: redriven ones, and those whose root or record has a listed offset.
 
     Args:
         frame: The rows.
@@ -232,7 +232,8 @@ def _perhaps_listed(
     """
     roots = sorted({int(at[0]) for groups in listed for positions in groups.values() for at in positions})
     meant = pl.Series(np.array(bound, np.bool_)[frame.get_column(schema.SIGNATURE).to_numpy()])
-    return meant | frame.get_column(schema.position(0)).is_in(pl.Series(roots, dtype=pl.Int64).implode())
+    offsets = pl.Series(roots, dtype=pl.Int64).implode()
+    return meant | frame.get_column(schema.position(0)).is_in(offsets) | frame.get_column(schema.OFFSET).is_in(offsets)
 
 
 def _marking(work: Work, stage: str, later: Collection[str] = ()) -> Marking:
@@ -293,7 +294,8 @@ def _fill_outputs(work: Work, missing: str, rows: Rows) -> None:
     if missing in ledger.listed:
         for row in rows.frame.iter_rows(named=True):
             at = standing(row, rows.signatures, rekeyed=False, siblings=siblings_of(policy, row[schema.TOPIC]))
-            work.collector.published(ledger.entries(missing, at, redriven(row, rows.signatures), indices_of(row)))
+            back = redriven(row, rows.signatures)
+            work.collector.published(ledger.entries(missing, _own(work, row), at, back, indices_of(row)))
 
 
 def _strike_left(work: Work, stage: str, before: Rows, stays: Sequence[pl.DataFrame]) -> None:
@@ -311,7 +313,12 @@ def _strike_left(work: Work, stage: str, before: Rows, stays: Sequence[pl.DataFr
             row, before.signatures, rekeyed=False, siblings=siblings_of(collector.siblings, row[schema.TOPIC])
         )
         for place in places:
-            collector.published(ledger.entries(place, at, redriven(row, before.signatures), whole=True))
+            back = redriven(row, before.signatures)
+            collector.published(ledger.entries(place, _own(work, row), at, back, whole=True))
+
+
+def _own(work: Work, row: Mapping[str, Any]) -> Node:
+    return work.job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
 
 
 def _further(job: Job, stage: Stage, frame: pl.DataFrame) -> list[str]:

@@ -406,12 +406,11 @@ class ColumnarFold:
         for number, place in enumerate(entering.places):
             if roots := listed.get(place.group):
                 mask |= (entering.lanes == number) & np.isin(entering.positions[0], np.array(roots, np.int64))
-        if later:
-            for topic, partition in self.frame.select(schema.TOPIC, schema.PARTITION).unique().iter_rows():
-                if offsets := listed.get(died_in(job.node(topic, partition, 0))):
-                    mine = (pl.col(schema.TOPIC) == topic) & (pl.col(schema.PARTITION) == partition)
-                    found = self.frame.select(mine & pl.col(schema.OFFSET).is_in(offsets)).to_series()
-                    mask |= found.to_numpy()
+        for topic, partition in self.frame.select(schema.TOPIC, schema.PARTITION).unique().iter_rows():
+            if offsets := listed.get(died_in(job.node(topic, partition, 0))):
+                mine = (pl.col(schema.TOPIC) == topic) & (pl.col(schema.PARTITION) == partition)
+                found = self.frame.select(mine & pl.col(schema.OFFSET).is_in(offsets)).to_series()
+                mask |= found.to_numpy()
         return mask
 
     def _excluded(self) -> Mask:

@@ -37,12 +37,12 @@ def arrival_of(work: Work, stage: Stage, rows: Rows, row: Mapping[str, Any]) -> 
     late = Route(row.get(schema.LATE) or Route.PLAIN)
     indices = indices_of(row)
     ledger, later = job.progress.ledger, job.flow.after(stage)
-    entries, sibling = ledger.entries(stage.name, at, back, indices), False
+    entries, sibling = ledger.entries(stage.name, own, at, back, indices), False
     route = ledger.route(stage.name, at, back, entries)
     mine = back is not None and ledger.mine(back.redrive)
     transit = back is not None and back.redrive.stage in later and mine and late is Route.PLAIN
     if transit and back is not None:
-        entries, sibling = in_transit(ledger, at, back, indices)
+        entries, sibling = in_transit(ledger, own, at, back, indices)
     element: Element[Any] = Element(
         None,
         row[schema.KEY],

@@ -16,7 +16,7 @@ from aggregations.per_message.publishing import Marking
 from aggregations.per_message.rows import evaluate_elements
 from aggregations.per_message.steps import Applied
 from aggregations.per_message.times import InWindow, enter_expiring, enter_windows, latest
-from envelope import EnvelopeError, Lineage, Position, Reason, Route, Siblings, Standing, Verdict
+from envelope import EnvelopeError, Lineage, Node, Position, Reason, Route, Siblings, Standing, Verdict
 from envelope.dedup.lineage import Redriven
 
 
@@ -58,6 +58,11 @@ class Arrival:
     waits: tuple[tuple[str, Position], ...] = ()
     sibling: bool = False
     fixed: int = 0
+
+    @property
+    def listed_as(self) -> tuple[Node, Standing, Redriven | None, tuple[int, ...]]:
+        """What `Ledger.entries` needs of it."""
+        return self.element.own, self.standing, self.redriven, self.element.indices
 
 
 def arrive(
@@ -103,11 +108,11 @@ def arrive(
         standing = standing_of(element, lineage, siblings, rekeyed=user_key != element.key or not stage.co_partitioned)
         root, redriven = lineage.root, lineage.redriven
         age = incarnation(root.topic, root.topic_id) if root.cluster == lineage.own.cluster else None
-        entries = ledger.entries(stage.name, standing, redriven, element.indices)
+        entries = ledger.entries(stage.name, element.own, standing, redriven, element.indices)
         route = ledger.route(stage.name, standing, redriven, entries)
         transit, sibling = _only_passes(element, redriven, ledger, later), False
         if transit and redriven is not None:
-            entries, sibling = in_transit(ledger, standing, redriven, element.indices)
+            entries, sibling = in_transit(ledger, element.own, standing, redriven, element.indices)
         if route is not standing.route:
             standing = replace(standing, route=route)
         mine = redriven is not None and ledger.mine(redriven.redrive)
@@ -126,10 +131,10 @@ def arrive(
 
 
 def in_transit(
-    ledger: Ledger, standing: Standing, redriven: Redriven, indices: tuple[int, ...]
+    ledger: Ledger, own: Node, standing: Standing, redriven: Redriven, indices: tuple[int, ...]
 ) -> tuple[tuple[Entry, ...], bool]:
     """What an element in transit stands for: its entries at the stage that rejected it, and whether it is a sibling."""
-    entries = ledger.stands_for(standing, redriven, indices)
+    entries = ledger.stands_for(own, standing, redriven, indices)
     return entries or (), entries == ()
 
 
@@ -190,11 +195,13 @@ def marking_before(
         if _only_passes(element, redriven, ledger, later):
             return None
         standing = standing_of(element, lineage, siblings)
-        entries = ledger.entries(missing, standing, redriven, element.indices)
+        entries = ledger.entries(missing, element.own, standing, redriven, element.indices)
         route = ledger.route(missing, standing, redriven, entries)
         if route is Route.COPY:
             return None
-        return element if route is Route.PLAIN else replace(element, route=passed_on(route, redriven))
+        if route is Route.PLAIN:
+            return replace(element, route=Route.RETRIED) if entries else element
+        return replace(element, route=passed_on(route, redriven))
 
     return Marking(marked, not listed, largest)
 
@@ -226,7 +233,8 @@ def missing_after(
 ) -> tuple[set[Entry], int]:
     """Keep the elements for the steps after the last stage: redriven ones only if something of them is missing there.
 
-    A plain copy of a listed record, which a stage would have judged, is treated as the record itself.
+    What is listed and arrives without having been redriven is missing there too: the record was read again after a
+    crash, or, where no stage has judged it, it is a copy.
 
     Args:
         applied: The elements; it is changed.
@@ -244,9 +252,9 @@ def missing_after(
         lineage = element.lineage.resolved(topic_ids)
         redriven = lineage.redriven
         returns = redriven is not None and (not judged or redriven.redrive.stage == END_OF_FLOW)
-        if element.route is Route.PLAIN and (returns or (not judged and END_OF_FLOW in ledger.listed)):
+        if element.route is Route.PLAIN and (returns or (redriven is None and END_OF_FLOW in ledger.listed)):
             standing = standing_of(element, lineage, siblings)
-            route, entries = missing_at_end(ledger, standing, redriven, element.indices)
+            route, entries = missing_at_end(ledger, element.own, standing, redriven, element.indices)
             if route is Route.COPY:
                 continue
             filled.update(entries)
@@ -259,26 +267,29 @@ def missing_after(
 
 
 def missing_at_end(
-    ledger: Ledger, standing: Standing, redriven: Redriven | None, indices: tuple[int, ...]
+    ledger: Ledger, own: Node, standing: Standing, redriven: Redriven | None, indices: tuple[int, ...]
 ) -> tuple[Route, tuple[Entry, ...]]:
     """What the ledger lists under `end` of an element that returns, and of the items that later steps make from it.
 
     Args:
         ledger: The flow's ledger.
+        own: Coordinates of its record.
         standing: Where the element stands.
-        redriven: How it came back from the dead-letter topic; None for a plain copy.
+        redriven: How it came back from the dead-letter topic; None if it did not.
         indices: Its index in each flat-map.
 
     Returns:
-        `COPY` for a redriven element of which nothing is missing; `MISSING` for a plain copy if the ledger lists it as
-        a whole; else `PLAIN`. And the entries.
+        `COPY` for a redriven element of which nothing is missing; for one that was not redriven and is listed as a
+        whole, `MISSING` if its event is listed and `RETRIED` if its record is; else `PLAIN`. And the entries.
     """
-    entries = ledger.entries(END_OF_FLOW, standing, redriven, indices, whole=True)
+    entries = ledger.entries(END_OF_FLOW, own, standing, redriven, indices, whole=True)
     if redriven is not None:
         copy = ledger.route(END_OF_FLOW, standing, redriven, entries) is Route.COPY
         return (Route.COPY if copy else Route.PLAIN), (() if copy else entries)
-    whole = any(len(entry.position) <= len(standing.position) for entry in entries)
-    return (Route.MISSING if whole else Route.PLAIN), entries
+    if any(one.group == standing.group and len(one.position) <= len(standing.position) for one in entries):
+        return Route.MISSING, entries
+    retried = any(one.group != standing.group and len(one.position) <= 1 + len(indices) for one in entries)
+    return (Route.RETRIED if retried else Route.PLAIN), entries
 
 
 def stage_key(value: Any, longest: int | None = None) -> bytes | EnvelopeError:

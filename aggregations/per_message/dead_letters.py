@@ -149,7 +149,7 @@ class DeadLetterCollector:
             redrive = redriven.redrive
             mine = self.ledger.mine(redrive)
             stage = redrive.stage if mine else ""
-            listed = self.ledger.entries(stage or self.first, standing, redriven, indices, whole=True)
+            listed = self.ledger.entries(stage or self.first, dead.own, standing, redriven, indices, whole=True)
             unlisted = mine and (redrive.hole or bool(self.ledger.forgotten.get(stage or self.first)))
             if not listed and not unlisted:
                 self.copies[dead.stage or self.first] += 1
@@ -172,14 +172,14 @@ class DeadLetterCollector:
                 self.changes.again |= entries
             elif self.first == END_OF_FLOW and self.changes.filled:
                 # A plain copy of which some items are listed: they were filled when it arrived.
-                listed = self.ledger.entries(entry.stage, standing, None, indices, whole=True)
+                listed = self.ledger.entries(entry.stage, dead.own, standing, None, indices, whole=True)
                 self.changes.again |= {one for one in listed if len(one.position) >= len(standing.position)}
         self._add(dead)
 
     def _split(self, stage: str, own: Node, standing: Standing, redriven: Redriven, indices: tuple[int, ...]) -> None:
         """List a diverted item of a listed record by itself: its siblings, which arrive, fill the record's entry."""
         for place in (stage, outputs_before(stage)):
-            entries = self.ledger.entries(place, standing, redriven, indices)
+            entries = self.ledger.entries(place, own, standing, redriven, indices)
             proven = any(entry.group == standing.group for entry in entries)
             if entries:
                 item = dead_entry(place, own, standing, redriven, indices, proven=proven, whole=False)
@@ -219,7 +219,7 @@ class DeadLetterCollector:
             self.changes.filled.update(one.filled)
             arrival = one.arrival
             if stage in self.listing and (one.settles or one.decision.verdict is Verdict.COPY):
-                held = self.ledger.entries(hole_at(stage), arrival.standing, arrival.redriven, arrival.element.indices)
+                held = self.ledger.entries(hole_at(stage), *arrival.listed_as)
                 self.changes.filled.update(held)
             if one.reason is not None:
                 self._refused(stage, one)

@@ -2,7 +2,8 @@
 
 A record that is rejected before its key is known leaves no hole in any state. The ledger lists it under the stage that
 it was bound for: by the position of its event if it is proven to be the event's first delivery, else by the
-coordinates at which it was rejected. A redriven record is folded only if it is listed or fits a hole. A hole that is
+coordinates at which it was rejected. A redriven record is folded only if it is listed or fits a hole. After a crash a
+record may be read again whose own coordinates are listed: if it is folded now, its dead letter is a copy. A hole that is
 followed by other stages or outputs is listed too: the record that fills it is then known to be missing there. If
 publish steps precede the stage of a rejected record, its outputs there are listed as missing too (`outputs_before`).
 
@@ -135,6 +136,7 @@ class Ledger:
     def entries(
         self,
         stage: str,
+        own: Node,
         standing: Standing,
         redriven: Redriven | None,
         indices: tuple[int, ...] = (),
@@ -145,6 +147,7 @@ class Ledger:
 
         Args:
             stage: The stage.
+            own: Coordinates of its record.
             standing: Where the element stands.
             redriven: How it came back from the dead-letter topic.
             indices: Its index in each flat-map of the flow.
@@ -155,10 +158,9 @@ class Ledger:
             return ()
         found = _among(groups.get(standing.group), standing.position, len(indices), whole=whole)
         entries = [Entry(stage, standing.group, at) for at in found]
-        if redriven is not None:
-            died = _among(groups.get(redriven.place), (redriven.offset, *indices), len(indices), whole=whole)
-            entries += [Entry(stage, redriven.place, at) for at in died]
-        return tuple(entries)
+        place, offset = origin_of(own, redriven)
+        died = _among(groups.get(place), (offset, *indices), len(indices), whole=whole)
+        return (*entries, *(Entry(stage, place, at) for at in died))
 
     def count(self, stages: Iterable[str]) -> int:
         """Number of dead letters that are listed under some stages, or were before the limit of the list."""
@@ -177,10 +179,13 @@ class Ledger:
             )
         return self._waiting[stages]
 
-    def stands_for(self, standing: Standing, redriven: Redriven, indices: tuple[int, ...]) -> tuple[Entry, ...] | None:
+    def stands_for(
+        self, own: Node, standing: Standing, redriven: Redriven, indices: tuple[int, ...]
+    ) -> tuple[Entry, ...] | None:
         """What a redriven element stands for at the stage that rejected it: the entries of its items there.
 
         Args:
+            own: Coordinates of its record.
             standing: Where the element stands.
             redriven: How it came back from the dead-letter topic.
             indices: Its index in each flat-map of the flow.
@@ -189,11 +194,11 @@ class Ledger:
             The entries, none for a sibling of what was rejected; None if nothing of its record is listed.
         """
         names = list(_names([redriven.redrive.stage]))
-        found = [self.entries(name, standing, redriven, indices, whole=True) for name in names]
+        found = [self.entries(name, own, standing, redriven, indices, whole=True) for name in names]
         if any(found):
             return tuple(chain.from_iterable(found))
         record = replace(standing, position=event_of(standing.position, len(indices)))
-        return () if any(self.entries(name, record, redriven, whole=True) for name in names) else None
+        return () if any(self.entries(name, own, record, redriven, whole=True) for name in names) else None
 
     def route(self, stage: str, standing: Standing, redriven: Redriven | None, entries: Sequence[Entry]) -> Route:
         """Route of an element at a stage, according to the ledger.

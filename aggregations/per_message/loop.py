@@ -183,7 +183,7 @@ class MessageLoop:
         self._gather(stage.index, stage.name, before, applied)
         missing = outputs_before(stage.name)
         for one in arrivals:
-            self.collector.published(self.ledger.entries(missing, one.standing, one.redriven, one.element.indices))
+            self.collector.published(self.ledger.entries(missing, *one.listed_as))
         if stage.index == 0 and not self.ledger.listed.keys().isdisjoint((stage.name, missing)):
             self._strike_left(stage.name, before, applied)
         return arrivals
@@ -196,7 +196,8 @@ class MessageLoop:
                 lineage = element.lineage.resolved(self.topic_ids)
                 standing = standing_of(element, lineage, self.flow.siblings)
                 for place in (stage, outputs_before(stage)):
-                    self.collector.published(self.ledger.entries(place, standing, lineage.redriven, whole=True))
+                    entries = self.ledger.entries(place, element.own, standing, lineage.redriven, whole=True)
+                    self.collector.published(entries)
 
     def fold(
         self,

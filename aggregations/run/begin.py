@@ -78,6 +78,7 @@ def begin(
         if any(manifest.clean for manifest in found):
             run.advanced(run.changed())  # from here on the manifest does not count as clean
             run.save_everywhere(run.changed())
+        _level(run, found)
     return run
 
 
@@ -195,6 +196,17 @@ def _note_stages(run: Run) -> None:
         noted = run.of_store(name, msgspec.structs.replace(manifest or Manifest(0, 0, seen={}), epoch=run.epoch))
         if manifest is None or _stages(manifest) != _stages(noted) or manifest.since != run.acknowledged.since:
             effect(EPOCH, lambda name=name, noted=noted: run.save_manifest(name, noted))  # type: ignore[misc]
+
+
+def _level(run: Run, found: Sequence[Manifest]) -> None:
+    """Set stores that a crash left ahead back to where the run begins, upstream store first.
+
+    Otherwise a second crash, among the manifests of a smaller batch, could leave a store behind one that is upstream of it,
+    as if it had lost data.
+    """
+    if run.manifest is not None and any(one.positions != run.manifest.positions for one in found):
+        for name, _ in run.distinct_stores():
+            effect(EPOCH, lambda name=name: run.save_manifest(name, run.changed()))  # type: ignore[misc]
 
 
 def _stages(manifest: Manifest) -> tuple[object, ...]:

@@ -193,7 +193,7 @@ class _Filling:
         run = self._run
         lineage = element.lineage.resolved(run.topic_ids)
         standing = standing_of(element, lineage, self.part.siblings)
-        return run.ledger.entries(stage, standing, lineage.redriven, element.indices, whole=True)
+        return run.ledger.entries(stage, element.own, standing, lineage.redriven, element.indices, whole=True)
 
     def fill(self, stage: Stage, loaded: dict[bytes, KeyState], arrivals: Sequence[Arrival]) -> None:
         """Fill and count the holes of the arrivals at one stage."""
@@ -204,7 +204,7 @@ class _Filling:
                 continue
             self._met.add(own)
             self.strike(own, arrival.entries)
-            self.published(run.ledger.entries(hole_at(stage.name), standing, arrival.redriven, arrival.element.indices))
+            self.published(run.ledger.entries(hole_at(stage.name), *arrival.listed_as))
             state, count = changed.get(key) or loaded.get(key), self.counts[own]
             if state is None:
                 continue

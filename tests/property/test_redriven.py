@@ -1,119 +1,36 @@
 """Broken, fixed and redriven: a flow has what it would have if its code, or its records, had never been broken."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import polars as pl
 import pytest
 from hypothesis import Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from aggregations.definition.aggregates import count, total
-from aggregations.definition.element import Element, Record
-from aggregations.definition.emit import Emit
+from aggregations.definition.element import Record
 from aggregations.definition.fields import Fields
 from aggregations.definition.flow import Flow
 from aggregations.definition.source import Json, Topic
-from aggregations.definition.windows import hopping
-from aggregations.per_message import dead_letters, judging, passing, stage
-from aggregations.per_message.ledger import dead_entry
-from aggregations.per_message.passing import passed_again
-from aggregations.report import DeadLetter
 from aggregations.run.memory import MemoryRunner
-from envelope import Envelope, Hop, decode, encode
-from envelope.deadletter import DeadLetterHeaders, Form
+from envelope import Envelope, decode, encode
 from envelope.filters import EventIdFilter, ProducerFilter, Scope, SequenceFilter, from_value
-from envelope.filters.arrival import REDRIVEN, judge_late
-from jobs.dead_letters.redrive import Mend, redriven
-from tests.simulation.patch import Patch, patched
+from tests.simulation.patch import patched
+from tests.simulation.redriven import BUGS, EMITS, PLACES, Shape, back, broken, event, row
 from tests.support.both import TOPIC_ID, Both
 from tests.support.pure import fresh_store
 
-EVENTS = Topic("t", Json({"k": str, "m": str, "fails": str, "at": int}), time="at")
-TABLE = Topic("tab", Json({"c": str}), envelope=False)
 ORDERS = Topic("orders", Json({"n": int, "cents": int}), envelope=False)
-BROKEN = {"on": False}
-PLACES = ("", "", "step", "two", "end")
-"""Where a record fails while the code is broken; most do not."""
-
-
-@contextmanager
-def broken() -> Iterator[None]:
-    BROKEN["on"] = True
-    try:
-        yield
-    finally:
-        BROKEN["on"] = False
-
-
-def fail(element: Element[Any], place: str) -> None:
-    if BROKEN["on"] and element["fails"] == place:
-        raise ValueError(place)
-
-
-def step(element: Element[Any]) -> Any:
-    fail(element, "step")
-    return element.value
-
-
-def published(element: Element[Any]) -> bytes:
-    fail(element, "end")
-    return json.dumps({"k": element["k"], "tier": element["tier"]}).encode()
-
-
-class Count:
-    """Counts elements, and those of each tier."""
-
-    def zero(self) -> Any:
-        return {}
-
-    def fold(self, state: Any, element: Element[Any]) -> Any:
-        fail(element, "two")
-        tier = str(element["tier"])
-        return {**state, tier: state.get(tier, 0) + 1}
-
-
-def tiers(element: Element[Any], state: Any) -> Iterator[dict[str, Any]]:
-    """As many items as the state says: the third event of a key has none."""
-    for n in range(state["n"] % 3):
-        yield {**element.value, "tier": state["n"] + n}
-
-
-def twice(element: Element[Any]) -> list[Any]:
-    return [element.value, {**element.value, "tier": -2}]
-
-
-COLUMNS: dict[str, Any] = {"k": "k", "m": "m", "fails": "fails", "tier": pl.col("new.n") + pl.col("old.n")}
-EMITS: dict[str, Any] = {
-    "the element": None,
-    "columns": Emit(**COLUMNS),
-    "some columns": Emit(**COLUMNS).when(pl.col("new.n") % 3 != 0),
-    "a function": tiers,
-}
 
 
 @st.composite
 def flows(draw: st.DrawFn) -> Flow[Any]:
-    emit = EMITS[draw(st.sampled_from(sorted(EMITS)))]
-    windows: dict[str, Any] = {"window": hopping("10s", "5s")} if draw(st.booleans(), label="windows") else {}
-    later: dict[str, Any] = {"window": hopping("10s", "5s", lateness="1d")} if windows else {}
-    flow: Flow[Any] = Flow("f").source(EVENTS)
-    flow = flow.aggregate("one", "k", Fields(n=count()), emit=emit, **windows)
-    if emit is None:
-        flow = flow.map(tier=pl.lit(-1))
-    if emit is not tiers and draw(st.booleans(), label="lookup"):
-        flow = flow.lookup("tb", TABLE, key="m", columns=["c"])
-    if draw(st.booleans(), label="a flat map"):
-        flow = flow.flat_map(twice)
-    if draw(st.booleans(), label="a step"):
-        flow = flow.map(step)
-    key: Any = draw(st.sampled_from(["k", lambda element: str(element["tier"])]))
-    flow = flow.aggregate("two", key, Count(), **later)
-    return flow.publish("out", value=published) if draw(st.booleans(), label="outputs") else flow
+    emit = draw(st.sampled_from(sorted(EMITS)))
+    switches = ("windows", "lookup", "flat", "step", "tier", "outputs")
+    return Shape(emit, **{name: draw(st.booleans(), label=name) for name in switches}).flow()
 
 
 @st.composite
@@ -135,33 +52,9 @@ def batches(draw: st.DrawFn) -> list[list[Record]]:
     return found
 
 
-def event(offset: int, root: int, key: str, seconds: int, fails: str) -> Record:
-    payload = json.dumps({"k": key, "m": "x", "fails": fails, "at": seconds * 1000}).encode()
-    hop = Hop("raw", 0, root, via="rep", index=0, topic_id="R1")
-    value = encode(Envelope(payload, chain=(hop,), key=b"k"))
-    return Record("t", 0, offset, b"k", value, seconds * 1000, topic_id=TOPIC_ID)
-
-
-def back(flow: Flow[Any], dead: DeadLetter, offset: int, mend: Mend | None = None, *, asserted: bool = False) -> Record:
-    """A dead letter as `headwater redrive` brings it back."""
-    one = dead.record
-    facts = DeadLetterHeaders(
-        *(one.topic, one.partition, one.offset, dead.reason),
-        topic_id=one.topic_id,
-        stage=dead.stage,
-        application=flow.name,
-        hole=dead.hole,
-        items=dead.items,
-        form=Form.ENVELOPE if flow.source_of(one.topic).envelope else Form.PAYLOAD,
-        timestamp_ms=one.timestamp_ms,
-    )
-    value = redriven(one.key, one.value, (), facts, Hop("dead", 0, offset, topic_id="D"), mend, asserted=asserted)
-    return Record(one.topic, one.partition, offset, one.key, value, one.timestamp_ms, one.headers, one.topic_id)
-
-
 def filled_table(both: Both | MemoryRunner, flow: Flow[Any]) -> None:
     if len(flow.parts) > 1:
-        both.process([Record("tab", 0, 0, b"x", b'{"c": "A"}', 1, topic_id=TOPIC_ID)])
+        both.process([row()])
 
 
 def results(run: MemoryRunner) -> tuple[dict[bytes, Any], list[bytes]]:
@@ -265,42 +158,9 @@ def test_a_number_is_passed_on_once_whichever_records_of_it_could_not_be_read(**
     check_numbers(**arguments)
 
 
-def _by_the_present_state(stage: Any, state: Any, kept: Any, arrival: Any, types: Any) -> Any:
-    if arrival.sibling or stage.emit is None:
-        return passed_again(stage, state, kept, arrival, types)
-    return passing._made_now(stage, state, arrival, types)
-
-
-def _of_the_whole_record(*arguments: Any, fixed: int = 0, **options: Any) -> Any:
-    return dead_entry(*arguments, **options)
-
-
-def _missing(rule: Any, state: Any, arrival: Any, *, asserted: bool = False) -> Any:
-    ruling, state = judge_late(rule, state, arrival)
-    return (ruling if ruling.forward else REDRIVEN), state
-
-
-PLANTED: dict[str, tuple[Callable[[], Any], Patch]] = {
-    "emit gets the state as it is now": (
-        lambda: FLOWS(check_flow),
-        (stage, "passed_again", _by_the_present_state),
-    ),
-    "the state from before a record is not kept": (
-        lambda: FLOWS(check_flow),
-        (stage, "keeping", lambda *_: {}),
-    ),
-    "a dead letter stands for items that were not passed on": (
-        lambda: FLOWS(check_flow),
-        (dead_letters, "dead_entry", _of_the_whole_record),
-    ),
-    "a filter takes every dead letter for missing": (
-        lambda: BY_NUMBER(check_numbers),
-        (judging, "judge_late", _missing),
-    ),
-    "a filter does not note what it skips": (
-        lambda: BY_NUMBER(check_numbers),
-        (judging, "tracking", lambda rule, state, on: state),
-    ),
+PLANTED: dict[str, Callable[[], Any]] = {
+    name: (lambda: BY_NUMBER(check_numbers)) if name.startswith("a filter") else (lambda: FLOWS(check_flow))
+    for name in BUGS
 }
 
 
@@ -310,7 +170,6 @@ SEEDS: dict[str, int] = {"a dead letter stands for items that were not passed on
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_bug_is_found(name: str) -> None:
-    searched, patch = PLANTED[name]
     search = settings(max_examples=300, phases=[Phase.generate], derandomize=True, report_multiple_bugs=False)
-    with patched([patch]), pytest.raises(AssertionError):
-        search(seed(SEEDS.get(name, 0))(searched()))()
+    with patched([BUGS[name]]), pytest.raises(AssertionError):
+        search(seed(SEEDS.get(name, 0))(PLANTED[name]()))()

@@ -35,7 +35,8 @@ from envelope.filters import (
 )
 from envelope.filters.arrival import judge_late, tracking
 from envelope.filters.skipped import RANGES, Skipped
-from tests.property.test_redriven import Count, back, broken, fail, mended, step
+from tests.property.test_redriven import mended
+from tests.simulation.redriven import Count, back, broken, fail, step
 from tests.support.both import TOPIC_ID, Both
 
 ORDERS = Topic("orders", Json({"k": str, "fails": str, "tier": int}), envelope=False)
