@@ -241,7 +241,8 @@ class RedrivenWorld:
         emit, rule = random.choice(sorted(EMITS)), random.choice(sorted(FILTERS))
         # What is not read until later is folded later, and only some flows have the same results then.
         self._unread = EMITS[emit] is None
-        self._shape = Shape(emit, rule, *(random.random() < 0.5 for _ in range(6)), late=self._unread)
+        windows, lookup, flat, fails, tier, outputs = (random.random() < 0.5 for _ in range(6))
+        self._shape = Shape(emit, rule, windows, lookup, flat, fails, tier, outputs, self._unread)
         self._flow = self._shape.flow()
         self._events = self._drawn()
         self._log: list[Record] = []

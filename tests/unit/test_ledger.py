@@ -16,6 +16,9 @@ def entry(n: int, stage: str = "a", group: str = GROUP) -> Entry:
     return Entry(stage, group, (n, 0))
 
 
+OWN = Node("legs", 0, 99, topic_id="T")
+
+
 def listing(*entries: Entry) -> Ledger:
     return Ledger("fleet").changed(Changes(added=set(entries)))
 
@@ -53,9 +56,9 @@ def test_the_entries_of_an_element_are_those_of_itself_its_record_and_its_items_
     at = Standing(f"{GROUP}:0", GROUP, (7, 0, 2))
     record, item, inner = (Entry("a", GROUP, position) for position in ((7, 0), (7, 0, 2), (7, 0, 2, 5)))
     ledger = listing(record, item, inner, Entry("a", GROUP, (7,)), Entry("a", GROUP, (7, 0, 3)))
-    assert ledger.entries("a", at, None, (2,)) == (item, record)
-    assert ledger.entries("a", at, None) == (item,)
-    assert ledger.entries("a", at, None, whole=True) == (item, inner)
+    assert ledger.entries("a", OWN, at, None, (2,)) == (item, record)
+    assert ledger.entries("a", OWN, at, None) == (item,)
+    assert ledger.entries("a", OWN, at, None, whole=True) == (item, inner)
 
 
 def test_an_entry_that_is_filled_and_added_in_one_batch_is_listed() -> None:
@@ -137,12 +140,18 @@ def back(**fields: object) -> Redriven:
 DIED = Entry("a", "!legs:0#T", (3,))
 
 
+def test_a_record_that_is_read_again_has_the_entry_that_its_own_coordinates_have() -> None:
+    own = Node("legs", 0, 3, topic_id="T")
+    assert listing(DIED).entries("a", own, standing(1, 0), None) == (DIED,)
+    assert listing(DIED).entries("a", OWN, standing(1, 0), None) == ()
+
+
 def test_how_a_redriven_record_comes_to_a_stage_is_what_the_ledger_proves_of_it() -> None:
     """Missing: folded however far the history is. Letter: unproven below the floor. Copy: not folded."""
     at = standing(1, 0)
 
     def route(ledger: Ledger, how: Redriven) -> Route:
-        return ledger.route("a", at, how, ledger.entries("a", at, how))
+        return ledger.route("a", at, how, ledger.entries("a", OWN, at, how))
 
     of_another = Redriven(Redrive(hole=False, application="other", asserted=True), "!legs:0#T", 3)
     assert route(listing(entry(1)), back()) is Route.MISSING
@@ -167,24 +176,24 @@ def test_a_plain_record_is_missing_if_its_event_is_listed_and_comes_as_it_came_i
     ledger = listing(entry(1))
     for one, expected in ((1, Route.MISSING), (2, Route.RETRIED)):
         at = standing(one, 0, route=Route.RETRIED)
-        assert ledger.route("a", at, None, ledger.entries("a", at, None)) is expected
+        assert ledger.route("a", at, None, ledger.entries("a", OWN, at, None)) is expected
 
 
 def test_an_item_is_listed_by_itself_or_with_the_record_that_it_was_made_of() -> None:
     ledger = listing(entry(1), Entry("a", GROUP, (2, 0, 4)), Entry("a", "!legs:0#T", (3, 4)))
-    found = {n: ledger.entries("a", standing(n, 0, 4), None, (4,)) for n in (1, 2)}
+    found = {n: ledger.entries("a", OWN, standing(n, 0, 4), None, (4,)) for n in (1, 2)}
     assert found == {1: (entry(1),), 2: (Entry("a", GROUP, (2, 0, 4)),)}
-    assert ledger.entries("a", standing(2, 0, 5), None, (5,)) == ()
-    assert ledger.entries("a", standing(9, 0, 4), back(), (4,)) == (Entry("a", "!legs:0#T", (3, 4)),)
-    assert ledger.entries("a", standing(9, 0, 5), back(), (5,)) == ()
+    assert ledger.entries("a", OWN, standing(2, 0, 5), None, (5,)) == ()
+    assert ledger.entries("a", OWN, standing(9, 0, 4), back(), (4,)) == (Entry("a", "!legs:0#T", (3, 4)),)
+    assert ledger.entries("a", OWN, standing(9, 0, 5), back(), (5,)) == ()
 
 
 def test_a_record_that_steps_have_yet_to_take_apart_has_the_entries_of_its_items_where_they_are_asked_for() -> None:
     items = (Entry("a", GROUP, (2, 0, 4)), Entry("a", GROUP, (2, 0, 1, 3)))
     ledger = listing(*items, Entry("a", GROUP, (2, 1, 4)), Entry("a", "!legs:0#T", (3, 7)))
-    assert ledger.entries("a", standing(2, 0), None) == ()
-    assert set(ledger.entries("a", standing(2, 0), None, whole=True)) == set(items)
-    assert ledger.entries("a", standing(9, 0), back(), whole=True) == (Entry("a", "!legs:0#T", (3, 7)),)
+    assert ledger.entries("a", OWN, standing(2, 0), None) == ()
+    assert set(ledger.entries("a", OWN, standing(2, 0), None, whole=True)) == set(items)
+    assert ledger.entries("a", OWN, standing(9, 0), back(), whole=True) == (Entry("a", "!legs:0#T", (3, 7)),)
 
 
 def test_the_error_that_asks_for_a_listing_says_what_to_list_also_when_a_worker_sends_it() -> None:
