@@ -170,10 +170,11 @@ class DeadLetterCollector:
             entries = {entry} if arrived else self._add_entries(entry)
             if late:
                 self.changes.again |= entries
-            elif self.first == END_OF_FLOW and self.changes.filled:
-                # A plain copy of which some items are listed: they were filled when it arrived.
+            elif entry.stage == END_OF_FLOW and self.changes.filled:
+                # Not redriven, and some of it is listed: that was filled when it arrived.
                 listed = self.ledger.entries(entry.stage, dead.own, standing, None, indices, whole=True)
-                self.changes.again |= {one for one in listed if len(one.position) >= len(standing.position)}
+                sizes = {standing.group: len(standing.position), died_in(dead.own): 1 + len(indices)}
+                self.changes.again |= {entry, *(one for one in listed if len(one.position) >= sizes[one.group])}
         self._add(dead)
 
     def _split(self, stage: str, own: Node, standing: Standing, redriven: Redriven, indices: tuple[int, ...]) -> None:

@@ -78,7 +78,7 @@ def begin(
         if any(manifest.clean for manifest in found):
             run.advanced(run.changed())  # from here on the manifest does not count as clean
             run.save_everywhere(run.changed())
-        _level(run, found)
+        _level(run)
     return run
 
 
@@ -198,13 +198,16 @@ def _note_stages(run: Run) -> None:
             effect(EPOCH, lambda name=name, noted=noted: run.save_manifest(name, noted))  # type: ignore[misc]
 
 
-def _level(run: Run, found: Sequence[Manifest]) -> None:
+def _level(run: Run) -> None:
     """Set stores that a crash left ahead back to where the run begins, upstream store first.
 
     Otherwise a second crash, among the manifests of a smaller batch, could leave a store behind one that is upstream of it,
     as if it had lost data.
     """
-    if run.manifest is not None and any(one.positions != run.manifest.positions for one in found):
+    before = [one for _, one in run.manifests]
+    if run.manifest is None or None in before:
+        return  # a store that begins anew gets a manifest with the first positions
+    if any(one is not None and one.positions != run.manifest.positions for one in before):
         for name, _ in run.distinct_stores():
             effect(EPOCH, lambda name=name: run.save_manifest(name, run.changed()))  # type: ignore[misc]
 
