@@ -53,6 +53,10 @@ _NAMES = frozenset(
     {"Column", "Literal", "ListExpr", "StringExpr", "StructExpr", "ArrayExpr", "TemporalExpr", "BinaryNamespace"}
 )
 _OF_LISTS = frozenset({"ListExpr", "ArrayExpr"})
+# Functions whose result is as long as some of their arguments say, from the first of these on.
+_AS_LONG_AS = {"RepeatBy": 1, "PadStart": 1, "PadEnd": 1, "ZFill": 1, "LinearSpaces": 2} | dict.fromkeys(
+    ("IntRanges", "DateRanges", "DatetimeRanges", "TimeRanges"), 0
+)
 
 
 def parsed(argument: Expression) -> pl.Expr:
@@ -65,7 +69,8 @@ def expression(argument: Expression) -> pl.Expr:
 
     Raises:
         FlowError: It returns several columns, contains Python code, or aggregates, sorts, shifts or
-            filters: its result would depend on where a batch ends.
+            filters: its result would depend on where a batch ends. Or a column says how long its result is: one record
+            could take all memory.
     """
     found = parsed(argument)
     if found.meta.has_multiple_outputs():
@@ -80,6 +85,11 @@ def expression(argument: Expression) -> pl.Expr:
             raise FlowError(f"{found} contains Python code; pass a plain function of the element instead")
         if node in _SEVERAL_ROWS:
             raise FlowError(f"{found} reads several rows ({node}); an expression sees one row at a time")
+    if unbounded := next(_unbounded(tree), ""):
+        raise FlowError(
+            f"{found} makes values as long as a record says ({unbounded}), and one record could take all memory; pass a "
+            "plain function of the element, which checks the length first"
+        )
     if _filters_commute(found) is False:
         raise FlowError(f"{found} needs several rows; an expression sees one row at a time")
     return found
@@ -154,6 +164,20 @@ def _nodes(tree: Any) -> Iterator[str]:
             yield from _nodes(below)
     elif isinstance(tree, str):
         yield tree
+
+
+def _unbounded(tree: Any) -> Iterator[str]:
+    """The functions in an expression whose result is as long as a column says."""
+    for below in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from _unbounded(below)
+    name = tree.get("function") if isinstance(tree, dict) else None
+    while isinstance(name, dict) and name:  # a function stands within its namespace, and has its options in itself
+        inner, options = next(iter(name.items()))
+        name = inner if inner in _AS_LONG_AS else options
+    if isinstance(name, str) and name in _AS_LONG_AS:
+        said = json.dumps(tree["input"][_AS_LONG_AS[name] :])
+        if '"Column"' in said or '"Element"' in said:
+            yield name
 
 
 def describe_expression(argument: Expression) -> str:

@@ -82,6 +82,37 @@ def test_an_expression_over_one_row_is_accepted(found):
     assert expression(found) is found
 
 
+AS_LONG_AS_A_RECORD_SAYS = {
+    "copies": X.repeat_by("n"),
+    "numbers": pl.int_ranges(0, "n"),
+    "a padded text": X.str.pad_start(pl.col("n")),
+    "a text padded at its end": X.str.pad_end(pl.col("n") + 1, "x"),
+    "zeros": (X.str.zfill("n") + "x").str.len_chars(),
+    "days": pl.date_ranges("a", "b"),
+    "times": pl.datetime_ranges("a", "b", "1us"),
+    "steps": pl.linear_spaces(0, 1, "n"),
+    "copies in a list": pl.col("l").list.eval(pl.element().repeat_by(pl.element())),
+}
+AS_LONG_AS_THE_FLOW_SAYS = [
+    X.repeat_by(3),
+    pl.int_ranges(0, pl.lit(4)),
+    X.str.pad_start(5),
+    pl.linear_spaces("a", 1, 5),
+    pl.lit("RepeatBy") + X,
+]
+
+
+@pytest.mark.parametrize("found", AS_LONG_AS_A_RECORD_SAYS.values(), ids=AS_LONG_AS_A_RECORD_SAYS)
+def test_a_result_that_is_as_long_as_a_record_says_is_refused(found):
+    with pytest.raises(FlowError, match="one record could take all memory; pass a plain function"):
+        expression(found)
+
+
+@pytest.mark.parametrize("found", AS_LONG_AS_THE_FLOW_SAYS, ids=str)
+def test_a_result_that_is_as_long_as_the_flow_says_is_accepted(found):
+    assert expression(found) is found
+
+
 def test_numbers_of_texts_that_depend_on_what_the_process_has_seen_are_refused():
     with pytest.raises(FlowError, match=r"pl\.Enum"):
         expression(pl.col("s").cast(pl.Categorical).to_physical())
