@@ -28,7 +28,9 @@ from jobs.explaining.log import Log, Reader, Span
 from jobs.tracing import Place
 from persistence.manifest import Progress
 from persistence.protocol import FlowRef, StageRef, Stored
+from persistence.record import StateRecord, decode_record
 from tests.property.test_windows import SCREWS
+from tests.simulation import repairs
 from tests.simulation.patch import original, patched
 from tests.simulation.stores import SimulatedStore, open_store
 from tests.simulation.windows import WindowWorld
@@ -37,6 +39,7 @@ from tests.support.both import TOPIC_ID
 from tests.support.reports import Folded, Reports, event_place, is_passed_on
 
 _persist = original(MemoryRunner, "_persist")
+_compare = original(repairs, "_compare")
 _write, _remove = original(SimulatedStore, "_write"), original(SimulatedStore, "remove")
 
 
@@ -80,7 +83,20 @@ class Truth:
                 for key in before.keys() - store.stage(stage).keys():
                     truth._left[stage] |= truth._of(stage, key, before[key])
 
+        def compare(ref: StageRef, right: Mapping[bytes, Stored], mended: Mapping[bytes, Stored]) -> None:
+            """States that were spoiled and mended have what the fold has that mended them, or what they had."""
+            _compare(ref, right, mended)
+            folds = defaultdict[bytes, list[tuple[StateRecord, Folded]]](list)
+            for (at, key, one), folded in truth._content.items():
+                if at == ref and folded:
+                    folds[key].append((decode_record(one.value, ref, key), folded))
+            for key, one in mended.items():
+                record = decode_record(one.value, ref, key)
+                alike = [folded for found, folded in folds[key] if found == record]
+                truth._content[ref, key, one] = alike[-1] if alike else truth._of(ref, key, right.get(key))
+
         patches = (
+            (repairs, "_compare", compare),
             (MemoryRunner, "_persist", persist),
             (SimulatedStore, "_write", write),
             (SimulatedStore, "remove", remove),
