@@ -67,8 +67,8 @@ bench: $(READY) java  ## headwater compared with Kafka Streams and others, resul
 prove: $(READY)  ## simulated worlds, every schedule of faults, planted bugs; ARGS='--seeds 2000 --schedules 50000 --json'
 	@$(BIN)/python -m tests.simulation prove $(ARGS)
 
-kills: $(READY) java  ## processes killed at every step: each filter, path and number of sources, and a whole chain
-	$(PYTEST) -q -n 2 --dist loadfile -m kills tests/integration tests/local tests/spark
+kills: $(READY) java  ## processes killed at every step, each filter and path, a whole chain, and what takes longest; about two hours
+	$(PYTEST) -q -n 2 --dist loadfile -m kills tests/integration tests/local tests/spark tests/contract
 
 spark: $(READY) java .headwater/spark/$(SPARK)  ## what uses Spark, with the oldest supported version of it or another; SPARK=4.1.4
 	PYTHONPATH=$(CURDIR)/.headwater/spark/$(SPARK) $(PYTEST) -q -n 2 --dist loadfile -m 'not kills' tests/spark tests/integration/test_submit.py $(ARGS)

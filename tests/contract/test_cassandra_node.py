@@ -18,7 +18,7 @@ from persistence.cassandra.settings import CassandraSettings
 from persistence.errors import Terminal
 from persistence.protocol import FlowRef, Manifest, Stored, Write
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.kills]
 
 _SECURED = """\
 authenticator: PasswordAuthenticator

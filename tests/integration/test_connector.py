@@ -44,7 +44,7 @@ def send_in_a_transaction(world: World, messages: list[Sent]) -> None:
     producer.commit_transaction(30)
 
 
-@pytest.mark.parametrize("checkpoint", ["kept", "lost"])
+@pytest.mark.parametrize("checkpoint", ["lost", pytest.param("kept", marks=pytest.mark.kills)])
 def test_a_flow_behind_the_connector_is_exact_though_it_is_killed(
     world: World, tmp_path: Path, checkpoint: str
 ) -> None:

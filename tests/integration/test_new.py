@@ -12,7 +12,7 @@ import pytest
 from persistence.kafka import KafkaSettings
 from tests.support.republish import read_all
 
-pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.integration, pytest.mark.spark, pytest.mark.slow, pytest.mark.kills]
 
 ROOT = Path(__file__).parents[2]
 

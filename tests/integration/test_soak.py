@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.integration, pytest.mark.slow]
 SEED = int(os.environ.get("SOAK_SEED", "11"))
 
 
+@pytest.mark.kills
 def test_a_chain_whose_processes_and_servers_are_killed_frozen_and_cut_stays_exact(tmp_path: Path) -> None:
     plan = Soak(seed=SEED, messages=10_000, keys=400, kills=2, stores=["redis", "redis"])
     done = soak(plan, tmp_path, minutes=10)

@@ -96,6 +96,7 @@ def test_a_run_that_is_killed_around_sparks_logs_is_exact_in_the_end(
     assert world.results(flow, "carrier") == totals(sent, "carrier")
 
 
+@pytest.mark.kills
 def test_two_drivers_on_one_checkpoint_are_exact_and_the_older_one_ends(world: World, tmp_path: File) -> None:
     flow, sent, directory = fleet(world.topic), some_legs(120), str(tmp_path / "checkpoint")
     accepted = {"accept": ONE_NODE if "cassandra" in str(world.urls) else []}

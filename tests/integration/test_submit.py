@@ -112,10 +112,9 @@ KILLED = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpoint", ["lost", pytest.param("kept", marks=pytest.mark.kills)])
-@pytest.mark.parametrize(
-    "fault", [KILLED[0], *(pytest.param(one, marks=pytest.mark.kills) for one in KILLED[1:])], ids=str
-)
+@pytest.mark.kills
+@pytest.mark.parametrize("checkpoint", ["lost", "kept"])
+@pytest.mark.parametrize("fault", KILLED, ids=str)
 def test_a_submitted_driver_that_is_killed_and_submitted_again_is_exact(
     fleet: list[str], redis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault, checkpoint: str
 ) -> None:

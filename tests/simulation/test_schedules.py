@@ -5,8 +5,8 @@ import pytest
 from tests.simulation.faults import ENDS
 from tests.simulation.schedules import WORLDS, explore, run, small_world, units
 
-SCHEDULES = 1000
-PARTS = 8
+SCHEDULES = 400
+PARTS = 4
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ Made = tuple[str, *tuple[Any, ...]]
 
 ONE_NODE = ["replication-1"]
 """Risks of a Cassandra with one node."""
-EVERY = [pytest.param(5, id="each fifth step"), pytest.param(1, id="every step", marks=pytest.mark.kills)]
+EVERY = [pytest.param(15, id="some steps"), pytest.param(1, id="every step", marks=pytest.mark.kills)]
 """Of `kill_everywhere`: a run on Spark or Cassandra takes seconds, and there are two dozen steps."""
 BUCKETS = 2
 """Buckets of the stores, so that each has several keys of every batch. Redis and Cassandra divide keys alike."""
