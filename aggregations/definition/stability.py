@@ -20,13 +20,13 @@ Allowed: an expression whose result is only **stored**, as a column of `map` or 
 result is that of the delivery that was folded, which is the first that the flow has read.
 
 `Topic(stable=)` declares columns that are the same in every delivery to a topic. Of a function that decides, only its
-own code is checked, for attributes of its element: not what it calls, nor what `flat_map`, `emit` and folds call.
+own code is checked, and that of functions of its module that it calls with the element as the first argument, for
+attributes of its element; nothing else that it calls is, nor what `flat_map`, `emit` and folds call.
 """
 
 import dis
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import pairwise
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -54,6 +54,7 @@ Origins: TypeAlias = Mapping[str, frozenset[str]]
 
 _EACH: Final[Origins] = {name: frozenset({name}) for name in DIFFERING}
 _ATTRIBUTES: Final[Origins] = {
+    "chain": frozenset({CHAIN}),
     "headers": frozenset({HEADERS}),
     "offset": frozenset({OFFSET}),
     "own": frozenset({OFFSET, PARTITION}),
@@ -62,6 +63,9 @@ _ATTRIBUTES: Final[Origins] = {
 }
 """Attributes of an element, with the columns that are made of them."""
 _LOADS: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_SUBSCRIPTS: Final = frozenset({"BINARY_SUBSCR", "BINARY_OP"})
+_LOOK: Final = 4
+"""Instructions that are looked at together: of `element.chain[0]`."""
 _CHAIN: Final = f'{{"Column":"{CHAIN}"}}'
 _ROOT: Final = re.compile(
     r'"FieldByName":"(?!via"|pass_through")\w+"}},"input":\[{"Function":{"function":{"ListExpr":{"Get":(true|false)}},'
@@ -183,20 +187,38 @@ def _origins(argument: Deciding, origins: Origins) -> frozenset[str]:
     return frozenset[str]().union(*(origins.get(name, ()) for name in names))
 
 
-def _read_by(function: object) -> frozenset[str]:
-    """The columns of `DIFFERING` whose attributes the code of a function reads from its element, the first argument."""
+def _read_by(function: object, within: tuple[object, ...] = ()) -> frozenset[str]:
+    """The columns of `DIFFERING` whose attributes the code of a function reads from its element, the first argument.
+
+    So does a function of its module that it calls with the element as the first argument.
+    """
     called = function if hasattr(function, "__code__") else type(function).__call__
-    if not isinstance(code := getattr(called, "__code__", None), CodeType):
+    if not isinstance(code := getattr(called, "__code__", None), CodeType) or function in within:
         return frozenset()
     of_object = not isinstance(function, FunctionType)  # a method: its first argument is the object
     element = code.co_varnames[: code.co_argcount][of_object : of_object + 1]
-    read = [
-        _ATTRIBUTES.get(then.argval, frozenset())
-        for part in _codes(code)
-        for one, then in pairwise(dis.get_instructions(part))
-        if one.argval in element and one.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and then.opname in _LOADS
-    ]
-    return frozenset[str]().union(*read)
+    known = getattr(called, "__globals__", {})
+    read = frozenset[str]()
+    for part in _codes(code):
+        steps = list(dis.get_instructions(part))
+        steps += steps[-1:] * _LOOK
+        for before, one, then, *after in zip(*(steps[n:] for n in range(_LOOK)), strict=False):
+            if (
+                before.opname == "LOAD_GLOBAL"
+                and _loads(one, 0) in element
+                and isinstance(known.get(before.argval), FunctionType)
+            ):
+                read |= _read_by(known[before.argval], (*within, function))
+            if _loads(before, -1) in element and one.opname in _LOADS:
+                root = one.argval == "chain" and then.argval == 0 and after[0].opname in _SUBSCRIPTS
+                read |= frozenset() if root else _ATTRIBUTES.get(one.argval, frozenset())
+    return read
+
+
+def _loads(step: dis.Instruction, which: int) -> object:
+    """The name of a variable that an instruction loads, the first or the last one if it loads two; else None."""
+    names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+    return names[which] if names and ("LOAD_FAST" in step.opname or step.opname == "LOAD_DEREF") else None
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -47,7 +47,9 @@ def passed(kind: str, records: list[Record]) -> list[Record]:
     return [one for one in records if alone.passes(replace(one, value=decode(one.value).payload) if bare else one)]
 
 
-@pytest.mark.parametrize("kind", [one if one in HERE else pytest.param(one, marks=pytest.mark.kills) for one in FILTERS])
+@pytest.mark.parametrize(
+    "kind", [one if one in HERE else pytest.param(one, marks=pytest.mark.kills) for one in FILTERS]
+)
 def test_the_incidents_of_the_article_behind_each_filter(world: World, kind: str) -> None:
     flow, sent = filtered(world.topic, kind), messages(kind)
     world.send(sent[:9])

@@ -197,6 +197,14 @@ class Prefixed:
         return f"{self.offset}/{element.key}"
 
 
+def place_of(element: Any, digits: int = 3) -> str:
+    return f"{element.offset:0{digits}}"
+
+
+def place_by(element: Any) -> str:
+    return place_of(element, 5) if element["minutes"] else place_by(element)
+
+
 READING: dict[str, Callable[[Any], Any]] = {
     "the offset": lambda element: str(element.offset),
     "the hour of the timestamp": lambda element: str(element.timestamp_ms // HOUR),
@@ -205,6 +213,9 @@ READING: dict[str, Callable[[Any], Any]] = {
     "a header": lambda element: str(dict(element.headers)),
     "the offset, in a method": Prefixed().key,
     "the offset, in an object": Prefixed(),
+    "the offset, in a function that it calls": lambda element: place_by(element),
+    "the last hop": lambda element: str(element.chain[-1].offset),
+    "the number of hops": lambda element: str(len(element.chain)),
 }
 DECIDING: dict[str, Callable[[Flow[Any], Any], Flow[Any]]] = {
     "a filter": lambda flow, function: flow.filter(function),
@@ -230,6 +241,7 @@ def test_a_function_may_read_what_is_the_same_and_one_whose_values_are_stored_wh
 
     same = source().filter(lambda element: element.root.offset > 0 and element.event_time_us > 0)
     assert same.aggregate("a", lambda element: element.event_id or element["offset"], N)
+    assert same.aggregate("a", lambda element: str(element.chain[0].offset), N)
     assert same.aggregate("a", Prefixed().other, N)
     assert source().map(lambda element: element.offset).aggregate("a", "_topic", N)
     assert source().flat_map(items).publish("out", value=lambda element: b"%d" % element.offset)
