@@ -202,6 +202,10 @@ class _Rewriting:
         body = tree["Function"]
         dtype = self._dtype(body["input"][0]) if name in _OF_LISTS else None
         inner = getattr(dtype, "inner", None)
+        if inner is not None and inner.is_float() and name == "Sum":
+            # The sum of no floats is -0.0, or 0.0 beside a list with a null.
+            value = _expression(tree)
+            return _Rewritten(_tree(pl.when(value == 0).then(pl.lit(0.0, inner)).otherwise(value)), overflow)
         if inner is None or not (inner.is_integer() or inner == pl.Boolean):
             return _Rewritten(tree, overflow)
         if name != "Sum":

@@ -125,6 +125,13 @@ def test_a_division_is_that_of_two_numbers() -> None:
             assert select_exact(part, {"r": pl.col("f") / divisor})[0]["r"].to_list() == [one / 49.0 for one in floats]
 
 
+def test_the_sum_of_no_floats_is_zero_whatever_is_beside_it() -> None:
+    lists = pl.List(pl.Float64)
+    for beside in ([], [[None]], [[1.0]], [[-0.0]]):
+        frame = pl.DataFrame({"l": [[], *beside]}, schema={"l": lists})
+        assert results(frame, pl.col("l").list.sum().cast(pl.String))[0] == ("0.0", False), beside
+
+
 def test_a_copy_has_the_key_of_its_event_whatever_is_beside_it() -> None:
     key = (pl.col("v") / 49).floor().cast(pl.Int64)
     flow = Flow("f").source(Topic("t", Json({"v": int}), envelope=False)).aggregate("bucket", key, Fields(n=count()))
