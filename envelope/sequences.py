@@ -42,6 +42,7 @@ class SequenceState:
         last: Highest acknowledged sequence id by partition.
         offsets: Offset by partition: `last` covers everything before it, so that only later records have to be read.
         leader_epochs: Epoch of each partition's leader at that time, as far as it is known.
+        former: Highest id by partition in former topics of this name: ids go on above them.
     """
 
     producer: str
@@ -51,12 +52,12 @@ class SequenceState:
     last: Mapping[int, int] = field(default_factory=dict)
     offsets: Mapping[int, int] = field(default_factory=dict)
     leader_epochs: Mapping[int, int] = field(default_factory=dict)
+    former: Mapping[int, int] = field(default_factory=dict)
 
     def as_json(self) -> str:
         """The state as a JSON document."""
         by_partition = {"last": self.last, "offsets": self.offsets}
-        if self.leader_epochs:
-            by_partition["leader_epochs"] = self.leader_epochs
+        by_partition |= {name: one for name in ("leader_epochs", "former") if (one := getattr(self, name))}
         return json.dumps(
             {
                 "producer": self.producer,
@@ -76,11 +77,16 @@ class SequenceState:
         """
         try:
             found: dict[str, Any] = json.loads(text)
-            last, offsets, epochs = (
+            last, offsets, epochs, former = (
                 {int(partition): int(one) for partition, one in given.items()}
-                for given in (found.pop("last"), found.pop("offsets"), found.pop("leader_epochs", {}))
+                for given in (
+                    found.pop("last"),
+                    found.pop("offsets"),
+                    found.pop("leader_epochs", {}),
+                    found.pop("former", {}),
+                )
             )
-            return cls(**found, last=last, offsets=offsets, leader_epochs=epochs)
+            return cls(**found, last=last, offsets=offsets, leader_epochs=epochs, former=former)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 "this is not the state of a producer session, as SequenceState.as_json writes it"
@@ -109,7 +115,7 @@ class Sequences:
             raise SequenceError(f"the initial sequence id {initial} is not between 0 and 2**63 - 1")
         self.per_partition = per_partition
         self._initial = initial or 0
-        self._former = dict(former or {})
+        self.former = dict(former or {})
         self._found = dict(last or {})
         self._pushed = dict(last or {})
         self._persisted = dict(last or {})
@@ -144,7 +150,7 @@ class Sequences:
                     "a batch with ids of its own needs sequence= and last=; one without, a count= from 1"
                 )
             first = self._initial if before is None else before + 1
-            if (former := _highest(self._former, partition if self.per_partition else TOPIC)) is not None:
+            if (former := _highest(self.former, partition if self.per_partition else TOPIC)) is not None:
                 first = max(first, former + 1)
             first = first if self.per_partition else max(first, self._initial)
             ids = SequenceRange(first, first + count - 1)

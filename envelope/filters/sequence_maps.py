@@ -38,19 +38,22 @@ class Snapshot:
     Attributes:
         next_offset: Every entry below it is in the map, none at or above it.
         sequences: Highest sequence number by producer, the producer whose last entry is the oldest first.
+        leader_epoch: Epoch of the log's leader when it was made; None if it is not known.
     """
 
     next_offset: int = 0
     sequences: Mapping[str, int] = field(default_factory=dict)
+    leader_epoch: int | None = None
 
     def dump(self) -> dict[str, Any]:
         """The snapshot as a readable JSON value."""
-        return {"next_offset": self.next_offset, "sequences": dict(self.sequences)}
+        epoch = {} if self.leader_epoch is None else {"leader_epoch": self.leader_epoch}
+        return {"next_offset": self.next_offset, "sequences": dict(self.sequences), **epoch}
 
     @classmethod
     def load(cls, value: Any) -> "Snapshot":
         """The snapshot that `dump` returned this value for."""
-        return cls(value["next_offset"], dict(value["sequences"]))
+        return cls(value["next_offset"], dict(value["sequences"]), value.get("leader_epoch"))
 
 
 class SequenceMaps:

@@ -15,12 +15,13 @@ from persistence.kafka.producer import AcknowledgedProducer, batch_bytes
 from persistence.kafka.settings import KafkaSettings
 from persistence.kafka.tail import Tail, read_tail
 from persistence.kafka.topics import Topics, former_ends
-from persistence.kafka.transactions import TransactionalProducer
+from persistence.kafka.transactions import TRANSACTION_TIMEOUT_MS, TransactionalProducer
 from persistence.murmur2 import murmur2
 
 _POSITIVE: Final = 0x7FFFFFFF
 _MOST_PENDING: Final = 100_000
 _MOST_BYTES: Final = 64 << 20
+_OLD_SECONDS: Final = TRANSACTION_TIMEOUT_MS / 2_000  # of a transaction: half of what the coordinator waits for
 _OVERHEAD_BYTES: Final = 256  # of a record batch around one record, with room to spare
 
 
@@ -123,7 +124,7 @@ class ProducerSession:
             self._producer.close()
             raise
         again = resume is not None and bool(resume.topic_id and self._topic_id) and resume.topic_id != self._topic_id
-        former = resume.last if resume and again else {}
+        former = {**resume.former, **(resume.last if again else {})} if resume else {}
         known = resume.last if resume and not again else {}
         last = {one: max(known.get(one, -1), tail.last.get(one, -1)) for one in {*known, *tail.last}}
         self.epoch = max(tail.epoch, resume.epoch if resume else -1) + 1
@@ -151,7 +152,8 @@ class ProducerSession:
     def _read(self, settings: KafkaSettings, resume: SequenceState | None, initial: int | None) -> Tail:
         """Find the last messages of the producer."""
         same = resume is not None and resume.topic_id == self._topic_id
-        tail = read_tail(settings, self.topic, self.name, since=resume.offsets if resume and same else {})
+        since = resume.offsets if resume and same else {}
+        tail = read_tail(settings, self.topic, self.name, since=since, limits=self._limits)
         if tail.lost and initial is None:
             raise SequenceLost(
                 f"{self.topic}: retention has deleted the beginning of {len(tail.lost)} partitions, and the rest has no "
@@ -224,8 +226,10 @@ class ProducerSession:
             SequenceError: The id does not ascend, or some messages carry one and others do not. Nothing is sent.
             EnvelopeError: The message is larger than a limit. Nothing is sent.
             BrokerError: An earlier message has failed. Nothing is sent: flush, then send it again.
+            KeyboardInterrupt: The session keeps the message, as `last_pushed_id` says, and the next flush sends it.
         """
-        if self._again or len(self._pending) > _MOST_PENDING or self._bytes > _MOST_BYTES:
+        old = isinstance(self._producer, TransactionalProducer) and self._producer.open_seconds > _OLD_SECONDS
+        if self._again or old or len(self._pending) > _MOST_PENDING or self._bytes > _MOST_BYTES:
             self.flush()
         own = sequence is not None
         place = self._place(key, partition, sequence)
@@ -244,7 +248,9 @@ class ProducerSession:
         self._bytes += size
         try:
             self._hand_over(self._pending[-1:])
-        except Exception:  # the client does not have it
+        except (
+            Exception
+        ):  # the client does not have it; after an interruption it may, and the session keeps the message
             self._sequences.take_back()
             self._pending.pop()
             self._bytes -= size
@@ -267,7 +273,7 @@ class ProducerSession:
         self._again = False
         try:
             effect(SESSION_FLUSH, lambda: self._producer.flush(timeout))
-        except Exception:
+        except BaseException:
             self._again = True
             raise
         self._sequences.acknowledge()
@@ -286,7 +292,8 @@ class ProducerSession:
         marks = self._topics.marks([self.topic])  # before the ends: a leader that comes later has another epoch
         epochs = {number: one.leader_epoch for (_, number), one in marks.items() if one.leader_epoch is not None}
         offsets = {partition: end for (_, partition), end in self._topics.ends([self.topic]).items()}
-        return SequenceState(self.name, self.topic, self._topic_id, self.epoch, self._sequences.last, offsets, epochs)
+        last, former = self._sequences.last, self._sequences.former
+        return SequenceState(self.name, self.topic, self._topic_id, self.epoch, last, offsets, epochs, former)
 
     def close(self) -> None:
         """Drop messages that are not acknowledged; a second call does nothing."""
@@ -319,7 +326,7 @@ class ProducerSession:
 
         try:
             effect(SESSION_SEND, send)
-        except Exception:
+        except BaseException:
             self._again = True
             raise
 

@@ -10,6 +10,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from envelope import Envelope, EnvelopeError, decode
 from envelope import envelope_pb2 as pb
+from envelope.limits import DEFAULT_LIMITS, Limits
 from persistence.kafka.errors import BrokerRefused, BrokerUnavailable, broker_error, connection_trouble
 from persistence.kafka.reading import assign
 from persistence.kafka.settings import KafkaSettings
@@ -39,7 +40,13 @@ class Tail:
 
 
 def read_tail(
-    settings: KafkaSettings, topic: str, producer: str, *, since: Mapping[int, int], timeout: float = 120
+    settings: KafkaSettings,
+    topic: str,
+    producer: str,
+    *,
+    since: Mapping[int, int],
+    limits: Limits = DEFAULT_LIMITS,
+    timeout: float = 120,
 ) -> Tail:
     """Find the last messages of a producer in each partition.
 
@@ -50,6 +57,7 @@ def read_tail(
         topic: The topic.
         producer: Name of the producer.
         since: Offset by partition at which the search may stop.
+        limits: Limits of its envelopes.
         timeout: Seconds without a record until the search is given up.
 
     Raises:
@@ -68,7 +76,7 @@ def read_tail(
             matches = dict[int, tuple[int, int]]()
             for message in reader.read(blocks):
                 value = message.value()
-                ids = _ids(value, producer) if value is not None and name in value else None
+                ids = _ids(value, producer, limits) if value is not None and name in value else None
                 if ids is not None:
                     last, epoch = matches.get(message.partition(), (-1, -1))
                     matches[message.partition()] = max(last, ids[0]), max(epoch, ids[1])
@@ -91,12 +99,12 @@ def is_stamped(message: Envelope) -> bool:
     return bool(message.producer) and message.sequence is not None and not message.chain
 
 
-def stamped(value: bytes | None) -> Envelope | None:
+def stamped(value: bytes | None, limits: Limits = DEFAULT_LIMITS) -> Envelope | None:
     """The envelope in a value, if it has its producer's name and sequence id."""
     if value is None:
         return None
     try:
-        message: Envelope = decode(value)
+        message: Envelope = decode(value, limits)
     except EnvelopeError:
         return None
     return message if is_stamped(message) else None
@@ -108,9 +116,9 @@ def last_id(message: Envelope) -> int:
     return message.sequence if message.last_sequence is None else message.last_sequence
 
 
-def _ids(value: bytes, producer: str) -> tuple[int, int] | None:
+def _ids(value: bytes, producer: str, limits: Limits) -> tuple[int, int] | None:
     """Last sequence id and epoch of a value, if it is this producer's own message."""
-    message = stamped(value)
+    message = stamped(value, limits)
     if message is None or message.producer != producer:
         return None
     return last_id(message), -1 if message.producer_epoch is None else message.producer_epoch

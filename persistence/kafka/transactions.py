@@ -35,7 +35,7 @@ TRANSACTION_TIMEOUT_MS: Final = 60_000
 
 
 class ProducerFenced(BrokerRefused):
-    """A newer producer of the same name has begun; nothing of this one is accepted any more."""
+    """Nothing of this producer is accepted any more: a newer one of the same name has begun, or it waited too long."""
 
 
 class TransactionalProducer:
@@ -75,6 +75,7 @@ class TransactionalProducer:
         self._failure: BrokerError | None = None
         self._ended: BrokerError | None = None
         self._open = False
+        self._began = 0.0
         self.committing = False
         config = settings.client(on_error=self._on_error, **{"linger_ms": 5, "compression_type": "lz4"} | options)
         # Exactness depends on these: settings must not change them. For the one request in flight see `producer`.
@@ -102,6 +103,11 @@ class TransactionalProducer:
         """Whether records were sent since the last commit."""
         return self._open
 
+    @property
+    def open_seconds(self) -> float:
+        """Seconds since the first record of the current transaction was sent; 0 without one."""
+        return time.monotonic() - self._began if self._open else 0.0
+
     def send(
         self,
         topic: str,
@@ -120,7 +126,7 @@ class TransactionalProducer:
         try:
             if not self._open:
                 self._producer.begin_transaction()
-                self._open = True
+                self._open, self._began = True, time.monotonic()
             while True:
                 try:
                     self._producer.produce(topic, value, key, partition, headers=list(headers))
@@ -218,6 +224,13 @@ class TransactionalProducer:
 
     def _error(self, reason: KafkaError, doing: str) -> BrokerError:
         if reason.code() in _FENCED:
+            if (seconds := time.monotonic() - self._began) > TRANSACTION_TIMEOUT_MS / 1_000 and self._began:
+                return ProducerFenced(
+                    f"{doing}: the coordinator has ended a transaction that began {seconds:.0f} s ago, or another process "
+                    f"has begun under the name {self._id}",
+                    f"Nothing of it is visible. Begin again and send it again; a transaction lasts at most "
+                    f"{TRANSACTION_TIMEOUT_MS // 1_000} s. Give each process its own name",
+                )
             return ProducerFenced(
                 f"{doing}: another process has begun under the name {self._id}",
                 "Nothing is lost: the other process continues. Give each process its own name",

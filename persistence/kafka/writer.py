@@ -2,11 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
-from functools import partial
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
-from envelope import Envelope, Verdict, encode
+from envelope import Envelope, TopicPartition, Verdict, encode
 from envelope.filters.sequence_maps import (
     EVERYWHERE,
     PRODUCERS,
@@ -22,7 +22,7 @@ from persistence.kafka.producer import batch_bytes
 from persistence.kafka.session import SequenceLost
 from persistence.kafka.settings import KafkaSettings
 from persistence.kafka.tail import BlockReader, is_stamped, last_id, stamped
-from persistence.kafka.topics import Topics
+from persistence.kafka.topics import Topics, former_ends
 from persistence.kafka.transactions import TransactionalProducer
 from persistence.murmur2 import murmur2
 from persistence.protocol import StateStore
@@ -92,9 +92,13 @@ class DeduplicatingWriter:
     def _recover(self, broker: Topics, settings: KafkaSettings, topic: str, every: int, limit: int) -> None:
         """Make the maps of a topic's partitions as of its end."""
         topic_id = self._facts[topic].topic_id
-        lows = {partition: marks.low for (_, partition), marks in broker.marks([topic]).items()}
+        marks = broker.marks([topic])
+        lows = {partition: one.low for (_, partition), one in marks.items()}
         ends = {partition: end for (_, partition), end in broker.ends([topic]).items()}
         snapshots = {one: self._snapshots.load(topic, one, topic_id) for one in ends}
+        epochs = {TopicPartition(topic, one): found and found.leader_epoch for one, found in snapshots.items()}
+        former = former_ends(broker, epochs, {place: marks[place].leader_epoch for place in epochs})
+        whole = {one: min(end, former.get(TopicPartition(topic, one), end)) for one, end in ends.items()}
         for partition, found in snapshots.items():
             if found is None:
                 continue
@@ -104,10 +108,10 @@ class DeduplicatingWriter:
                     "snapshot",
                     f"{_ANOTHER_NAME}. Keep records longer, or let a snapshot be written more often (every=)",
                 )
-            if ends[partition] < found.next_offset:
+            if whole[partition] < found.next_offset:
                 raise SequenceLost(
-                    f"{topic}:{partition} ends at offset {ends[partition]}, and its snapshot contains everything below "
-                    f"{found.next_offset}: Kafka has lost records",
+                    f"{topic}:{partition} has kept what it contained up to offset {whole[partition]}, and its snapshot "
+                    f"contains everything below {found.next_offset}: Kafka has lost records",
                     f"{_ANOTHER_NAME}. Set unclean.leader.election.enable=false",
                 )
         begins = {one: max(lows[one], 0 if found is None else found.next_offset) for one, found in snapshots.items()}
@@ -117,7 +121,15 @@ class DeduplicatingWriter:
                 tails[message.partition()].append(_entry(message.offset(), message.value()))
         for partition, snapshot in snapshots.items():
             before = snapshot or Snapshot(begins[partition])
-            self._maps[topic, partition] = SequenceMaps(before, tails[partition], every=every, limit=limit)
+            maps = self._maps[topic, partition] = SequenceMaps(before, tails[partition], every=every, limit=limit)
+            if snapshot is None:  # or nothing would show that retention has deleted messages before the first one
+                self._save(topic, partition, maps.snapshot())
+
+    def _save(self, topic: str, partition: int, snapshot: Snapshot) -> None:
+        """Store a snapshot of a partition, with the epoch of its leader."""
+        epoch = self._broker.marks([topic])[TopicPartition(topic, partition)].leader_epoch
+        made, topic_id = replace(snapshot, leader_epoch=epoch), self._facts[topic].topic_id
+        effect(WRITER_SNAPSHOT, lambda: self._snapshots.save(topic, partition, made, topic_id))
 
     def write(self, topic: str, messages: Iterable[Envelope]) -> list[Verdict]:
         """Write the new ones of some messages, all of them or none; return when they are stored and visible.
@@ -225,14 +237,17 @@ class DeduplicatingWriter:
                 continue
             try:
                 found = [maps.acknowledged(offset) for offset in offsets]
-            except ValueError as error:  # offsets begin anew
-                raise _replaced(place[0]) from error
+            except ValueError as error:  # offsets are used again
+                self._check_current(place[0])
+                raise BrokerRefused(
+                    f"{place[0]}:{place[1]}: Kafka has lost records that this writer had written, and uses their offsets again",
+                    f"{_ANOTHER_NAME}. What was written last is stored. Set unclean.leader.election.enable=false",
+                ) from error
             if any(found):
                 due[place] = maps.snapshot()  # after the whole transaction
         self._stored.clear()
         for (topic, partition), snapshot in due.items():
-            save = partial(self._snapshots.save, topic, partition, snapshot, self._facts[topic].topic_id)
-            effect(WRITER_SNAPSHOT, save)
+            self._save(topic, partition, snapshot)
 
     def _failed(self) -> None:
         """Forget what was sent: its transaction is aborted."""

@@ -5,14 +5,16 @@ import uuid
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from envelope import Envelope, EnvelopeError, SequenceError, SequenceState, decode, encode
 from envelope.filters import Arrival, FilterStates, ProducerFilter
+from envelope.limits import Limits
 from persistence.kafka import (
     AcknowledgedProducer,
     BrokerUnavailable,
@@ -295,6 +297,74 @@ def test_a_message_whose_send_raises_is_not_sent_and_can_be_sent_again(
     expected = sequences if sequences[0] else (0, 1, 2)
     found = [(one.payload, one.sequence) for one in written(settings, name)]
     assert sorted(found, key=lambda one: one[1] or 0) == [*zip((b"first", b"second", b"third"), expected, strict=True)]
+
+
+@PLAIN_AND_TRANSACTIONAL
+@pytest.mark.parametrize("reaches", [False, True])
+def test_a_message_whose_send_is_interrupted_is_kept_and_sent_by_the_next_flush(
+    reaches: bool, transactional: bool, settings: KafkaSettings, topic: Make
+) -> None:
+    name = topic(1)
+    with ProducerSession("till", name, settings, transactional=transactional) as session:
+        session.send(b"0")
+        send = session._producer.send
+
+        def interrupted(*message: Any) -> None:
+            if reaches:
+                send(*message)
+            raise KeyboardInterrupt
+
+        with patch.object(session._producer, "send", interrupted), pytest.raises(KeyboardInterrupt):
+            session.send(b"1")
+        assert session.last_pushed_id() == 1
+        session.send(b"2")
+        state = session.checkpoint()
+    assert max(state.last.values()) == 2
+    found = {(one.payload, one.sequence) for one in written(settings, name)}
+    assert found == {(b"%d" % number, number) for number in range(3)}
+
+
+def test_the_numbers_of_a_former_topic_are_in_the_state_of_every_later_session(
+    settings: KafkaSettings, topic: Make, topics: Topics
+) -> None:
+    name, state = topic(2), None
+    for partitions in ([0, 1], [0], [1]):
+        with ProducerSession("till", name, settings, resume=state, per_partition=True) as session:
+            found = [session.send(b"v", partition=one).first for _ in range(3) for one in partitions]
+            state = SequenceState.from_json(session.checkpoint().as_json())
+        if len(partitions) == 2:
+            topics.delete([name])
+            topics.create(name, 2)
+        else:
+            assert found == [3, 4, 5], "above those of the former topic"
+
+
+def test_a_session_finds_its_own_messages_that_are_larger_than_others_may_be(
+    settings: KafkaSettings, topic: Make
+) -> None:
+    name, limits = topic(1, max_message_bytes=4 << 20), Limits(payload_bytes=3 << 20)
+    for number in range(2):
+        with ProducerSession("till", name, settings, limits=limits) as session:
+            assert session.last_sequence_id() == (number - 1 if number else None)
+            session.send(b"v" * (2 << 20))
+
+
+def test_a_transaction_does_not_grow_old_and_one_that_did_is_not_said_to_be_another_process(
+    settings: KafkaSettings, topic: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = topic(1)
+    with ProducerSession("till", name, settings, transactional=True) as session:
+        session.send(b"0")
+        session._producer._began -= 40  # type: ignore[union-attr]
+        session.send(b"1")
+        assert session.last_sequence_id() == 0, "the first transaction was committed"
+        session.flush()
+        session.send(b"2")
+        session._producer._began -= 70  # type: ignore[union-attr]
+        error = KafkaError(KafkaError.INVALID_PRODUCER_EPOCH)
+        said = str(session._producer._error(error, "producing"))  # type: ignore[union-attr]
+        assert "the coordinator has ended a transaction that began 70 s ago, or another process" in said
+    assert ids(settings, name) == [0, 1, 2]
 
 
 @pytest.fixture(scope="module")

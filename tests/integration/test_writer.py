@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envelope import Envelope, EnvelopeError, Hop, Verdict, decode
+from envelope import Envelope, EnvelopeError, Hop, TopicPartition, Verdict, decode
 from envelope.filters import DedupPolicy, Snapshot
 from persistence.errors import StoreError
 from persistence.kafka import (
@@ -188,10 +188,36 @@ def test_a_topic_that_was_created_again_or_has_lost_messages_is_not_judged_by_an
         DeduplicatingWriter("gateway", [name], settings, store)
 
 
+def test_retention_before_the_first_snapshot_that_is_due_is_noticed(settings: KafkaSettings, topic: Make) -> None:
+    name, store = topic(1, "orders"), fresh_store()
+    with DeduplicatingWriter("gateway", [name], settings, store) as writer:
+        writer.write(name, [Envelope(b"m", producer="till", sequence=1)])
+        writer.write(name, [Envelope(b"m", producer="shop", sequence=one) for one in range(20)])
+    deleted(settings, name, before=10)
+    with pytest.raises(SequenceLost, match=r"offsets 0 to 9, which are in no snapshot"):
+        DeduplicatingWriter("gateway", [name], settings, store)
+
+
+def test_offsets_that_are_used_again_are_a_loss_for_the_running_writer_and_for_the_next_one(
+    settings: KafkaSettings, topic: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest records were lost, and a later leader gave their offsets to others."""
+    name, store = topic(1, "orders"), fresh_store()
+    with DeduplicatingWriter("gateway", [name], settings, store, every=5) as writer:
+        writer.write(name, [Envelope(b"m", producer="till", sequence=one) for one in range(5)])
+        monkeypatch.setattr(writer, "_note", lambda *_: None)
+        writer._stored[name, 0].append(2)
+        with pytest.raises(BrokerError, match=r"Kafka has lost records that this writer had written"):
+            writer.write(name, [Envelope(b"m", producer="till", sequence=9)])
+    monkeypatch.setattr("persistence.kafka.writer.former_ends", lambda *_: {TopicPartition(name, 0): 3})
+    with pytest.raises(SequenceLost, match=r"up to offset 3, .*below 5: Kafka has lost records"):
+        DeduplicatingWriter("gateway", [name], settings, store)
+
+
 def test_a_snapshot_of_records_that_kafka_has_lost_judges_nothing(settings: KafkaSettings, topic: Make) -> None:
     name, store = topic(1, "orders"), fresh_store()
     SequenceSnapshots(store, "gateway").save(name, 0, Snapshot(50, {"till": 49}))
-    with pytest.raises(SequenceLost, match=r"ends at offset 0.*below 50"):
+    with pytest.raises(SequenceLost, match=r"up to offset 0,.*below 50: Kafka has lost"):
         DeduplicatingWriter("gateway", [name], settings, store)
 
 
