@@ -110,6 +110,10 @@ class Folding:
         begun = {topic for topic, _ in found.positions(generation)}  # a crash may leave only some topics begun
         start: Starts = starts_of([one for one in ranges if one.topic not in begun], topics) or EARLIEST
         known = found.progress(live)
+        until = {place: one.next_offset for place, one in known.items()}
+        # What the live generation does not look up is read to its end, before anything looks it up.
+        tables = {topic for part in self.flow.tables.values() for topic in part.topics} - {one.topic for one in known}
+        until |= topics.ends(sorted(tables)) if tables else {}
         options = replace(
             self.options,
             generation=generation,
@@ -117,7 +121,7 @@ class Folding:
             until_caught_up=True,
             rebuilding=Rebuilding(
                 note,
-                {place: one.next_offset for place, one in known.items()},
+                until,
                 pointer.rebuild.outputs,
                 {place: one.branches for place, one in known.items() if one.branches},
             ),

@@ -348,6 +348,29 @@ def test_a_rebuild_that_died_between_the_starts_of_two_topics_begins_where_the_f
     assert nth > 5
 
 
+def test_a_rebuild_that_adds_a_lookup_reads_its_table_before_what_looks_it_up(
+    site: Site, topic: Callable[..., str]
+) -> None:
+    world, table = site.world, topic(name="owners", partitions=2)
+    source = Flow("fleet").source(Topic(world.topic, Json({"tail": str}), envelope=False))
+    source = source.aggregate("aircraft", "tail", Fields(n=count()))
+    owners = Topic(table, Json({"owner": str}), envelope=False)
+    joined = source.lookup("owners", owners, key="tail", columns=["owner"], missing="drop")
+    old, new = (one.aggregate("owner", key, Fields(n=count())) for one, key in ((source, "tail"), (joined, "owner")))
+    tails = [b"N1", b"N2", b"N3"]
+    world.send([Sent(b'{"tail": "%s"}' % tail, tail) for tail in tails * 3])
+    world.send(
+        [Sent(b'{"owner": "%s"}' % owner, tail) for tail, owner in zip(tails, (b"a", b"b", b"a"), strict=True)],
+        topic=table,
+    )
+    options = {"kafka": world.settings, "stores": world.stores(new), "dead_letters": world.dead}
+    world.run(old)
+    called(rebuild, new, why="owners", redefine=True, accept=["newest-rows"], **options)
+    assert called(swap, new, why="owners", accept=["newest-rows"], work=site.work, **options).done
+    world.run(new)
+    assert world.results(new, "owner") == {b"a": {"n": 6}, b"b": {"n": 3}}
+
+
 def test_a_store_that_does_not_keep_keys_in_order(site: Site, redis_url: str) -> None:
     world = site.world
     source = Flow(f"fleet-{uuid.uuid4().hex}").source(Topic(world.topic, payload=Leg))
