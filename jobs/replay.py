@@ -8,13 +8,13 @@ from typing import Any
 
 from aggregations.definition.flow import Flow
 from aggregations.engine.archived import topics_with_archive
-from aggregations.engine.options import RunOptions
+from aggregations.engine.options import RunOptions, outputs_of
 from aggregations.errors import RunRefusedError
 from aggregations.local.runner import run_local
 from aggregations.report import Report
 from aggregations.run.plan import Plan
 from aggregations.run.restore import SNAPSHOT_VERSIONS
-from aggregations.run.risks import check_accept, refuse
+from aggregations.run.risks import Risk, check_accept, refuse, unsafe
 from jobs.comparing import SAMPLE
 from jobs.environment import UsageError
 from jobs.refolding.fold import WORK
@@ -296,7 +296,8 @@ def rollback(
     Args:
         flow: The flow.
         options: Cluster, stores and accepted risks. With `lost-records`, records that Kafka has deleted since may stay
-            missing; with `snapshot-versions`, readers of published states ignore those of a lower generation.
+            missing; with `snapshot-versions`, readers of published states ignore those of a lower generation; with
+            `other-batches`, readers of outputs behind lookups and filters over all partitions may count them twice.
         why: The reason, for the audit.
         take_over: Another process may be at work on the swap.
 
@@ -322,7 +323,10 @@ def rollback(
             refuse(_published(flow), accept)
             return steps.reopen(found, author, pointer)
         if pointer.previous and found.manifest(pointer.previous) is not None:
-            refuse([*_published(flow), *topics_since(found, pointer.live, pointer.previous)], accept)
+            refuse(
+                [*_published(flow), *_in_other_batches(flow), *topics_since(found, pointer.live, pointer.previous)],
+                accept,
+            )
             topics = Topics(kafka)
             refuse(deleted_records(found, ranges_of(found, pointer.live, pointer.previous, topics), topics), accept)
         return steps.roll_back(found, author)
@@ -374,6 +378,20 @@ def _begins(found: Generations, pointer: Pointer, live: int, snapshot: Place | N
     if pointer.rebuild is not None:
         return []
     return [*newest_rows(found), *(replaced_topics(found, live) if snapshot is None else ())]
+
+
+def _in_other_batches(flow: Flow[Any]) -> list[Finding]:
+    """The risk of outputs that depend on where batches end."""
+    if not (flow.notes_batches and outputs_of(flow)):
+        return []
+    return [
+        unsafe(
+            Risk.OTHER_BATCHES,
+            f"flow {flow.name}: what it publishes behind a lookup, or a filter over all partitions, depends on where batches "
+            "end, and readers may count twice what was published since",
+            "Keep the live generation, or let readers begin anew",
+        )
+    ]
 
 
 def _published(flow: Flow[Any]) -> list[Finding]:

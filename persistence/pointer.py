@@ -80,6 +80,7 @@ class Rebuild(msgspec.Struct, frozen=True):
         redefined: The definition differs from that of the live generation.
         origin: The snapshot that it begins with; None if it begins where the flow began.
         outputs: Its outputs are held, and sent by the swap; otherwise they are dropped.
+        sends: The swap publishes its states: readers that have seen them ignore those of the generation before.
     """
 
     generation: int
@@ -88,6 +89,7 @@ class Rebuild(msgspec.Struct, frozen=True):
     redefined: bool = False
     origin: Origin | None = None
     outputs: bool = False
+    sends: bool = False
 
     @property
     def process(self) -> str:

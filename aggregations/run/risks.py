@@ -42,6 +42,9 @@ class Risk(StrEnum):
     """More positions of a key arrived while the topic grew than a lane keeps: messages below its floor are dropped."""
     NEWEST_ROWS = "newest-rows"
     """A rebuild of a flow with lookups: every record finds the newest rows, not those of when it was read first."""
+    OTHER_BATCHES = "other-batches"
+    """Another generation goes on in other batches: behind lookups and filters over all partitions it may publish other
+    messages than those of the same events that are published."""
     DEFINITION = "definition"
     """The states were made by another definition: they are continued as if both definitions meant the same."""
 

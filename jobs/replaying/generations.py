@@ -304,6 +304,17 @@ def end_swap(found: Generations, author: Author) -> Pointer:
     )
 
 
+def begin_to_send(found: Generations, author: Author) -> None:
+    """Note that readers may see states of the rebuild from here on: a repeated swap goes ahead.
+
+    Raises:
+        RunRefusedError: Another command has taken over the rebuild.
+        Fenced: Another command changes the pointer.
+    """
+    pointer, rebuild = own_rebuild(found, author)
+    found.change(pointer, rebuild=msgspec.structs.replace(rebuild, sends=True))
+
+
 def give_up_swap(found: Generations, author: Author) -> None:
     """Keep the live generation after a swap of this process, unless another one has taken over.
 
@@ -321,7 +332,7 @@ def reopen(found: Generations, author: Author, pointer: Pointer) -> Pointer:
         Fenced: Another command changes the pointer, or has changed it since.
     """
     kept = author.change("rollback", pointer.live)
-    rebuild = pointer.rebuild and msgspec.structs.replace(pointer.rebuild, worker="")
+    rebuild = pointer.rebuild and msgspec.structs.replace(pointer.rebuild, worker="", sends=False)
     return found.change(pointer, closing=0, rebuild=rebuild, changes=pointer.noting(kept).changes)
 
 

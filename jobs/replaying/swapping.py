@@ -2,12 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 from aggregations.errors import RunRefusedError
 from aggregations.report import Report
 from jobs.replaying.author import Author
 from jobs.replaying.folding import Outside
-from jobs.replaying.generations import Generations, close_live, end_swap, give_up_swap, own_rebuild, release
+from jobs.replaying.generations import (
+    Generations,
+    begin_to_send,
+    close_live,
+    end_swap,
+    give_up_swap,
+    own_rebuild,
+    release,
+)
 from jobs.replaying.results import Differences, Swapped
 from persistence.errors import StoreError
 from persistence.manifest import Rebuilt
@@ -50,6 +59,30 @@ def swap_rebuild(
         StoreError: A store does not answer, or another command has taken over.
     """
     assert pointer.rebuild is not None
+    new, old = pointer.rebuild.generation, pointer.live
+    done = Swapped(found.flow.name, new, old, True, Report(), compare(old, new)) if pointer.rebuild.sends else None
+    if done is None:
+        done = _agreed(found, author, pointer, note, outside, compare, agreed, drop_letters=drop_letters)
+        if not done.done:
+            return done
+    states = outside.send_states(found, new, old)
+    end_swap(found, author)
+    return replace(done, states=states)
+
+
+def _agreed(
+    found: Generations,
+    author: Author,
+    pointer: Pointer,
+    note: Rebuilt,
+    outside: Outside,
+    compare: Callable[[int, int], Differences],
+    agreed: Callable[[Differences], bool],
+    *,
+    drop_letters: bool,
+) -> Swapped:
+    """Steps 1 to 4 of a swap, up to the published states; the live generation goes on if one of them fails."""
+    assert pointer.rebuild is not None
     new, old, report = pointer.rebuild.generation, pointer.live, Report()
     if not pointer.closing:
         report.add(outside.fold(found, pointer, note))  # so that the flow stands still for a moment only
@@ -59,6 +92,7 @@ def swap_rebuild(
     with _reopened(found, author):
         close_live(found, own_rebuild(found, author)[0])
         _check_grown(found, old, outside)
+        _check_whole(found, old)
         report.add(outside.fold(found, pointer, note))
         if not found.has_all(new, old):
             raise RunRefusedError(
@@ -72,10 +106,26 @@ def swap_rebuild(
         own_rebuild(found, author)  # what is sent cannot be fenced
         dropped = outside.drop_letters(found, new, note) if drop_letters else 0
         letters, outputs = outside.send_letters(found, new), outside.send_outputs(found, new)
-    # Readers that have seen these states ignore those of a lower generation: from here on there is only the way ahead.
-    states = outside.send_states(found, new, old)
-    end_swap(found, author)
-    return Swapped(found.flow.name, new, old, True, report, differ, letters, states, outputs, dropped)
+        # Readers that have seen these states ignore those of a lower generation: from here on there is only the way ahead.
+        begin_to_send(found, author)
+    return Swapped(found.flow.name, new, old, True, report, differ, letters, 0, outputs, dropped)
+
+
+def _check_whole(found: Generations, live: int) -> None:
+    """Check that the live generation is not within a batch that has to be repeated as it was.
+
+    It may have published what no other batch gives: other rows are looked up in another one, and a filter over all
+    partitions passes on other copies.
+
+    Raises:
+        RunRefusedError: It is.
+    """
+    manifest = found.manifest(live)
+    if manifest is not None and manifest.unfinished:
+        raise RunRefusedError(
+            f"{found.ref(live)}: its run ended within a batch, which only this generation can repeat as it was. It stays live: "
+            "start its run, stop it when it has caught up (--until-caught-up), and repeat the command"
+        )
 
 
 def _check_grown(found: Generations, live: int, outside: Outside) -> None:
