@@ -96,12 +96,11 @@ class DeduplicatingWriter:
         lows = {partition: one.low for (_, partition), one in marks.items()}
         ends = {partition: end for (_, partition), end in broker.ends([topic]).items()}
         snapshots = {one: self._snapshots.load(topic, one, topic_id) for one in ends}
-        epochs = {TopicPartition(topic, one): found and found.leader_epoch for one, found in snapshots.items()}
+        known = {one: found for one, found in snapshots.items() if found is not None}
+        epochs = {TopicPartition(topic, one): found.leader_epoch for one, found in known.items()}
         former = former_ends(broker, epochs, {place: marks[place].leader_epoch for place in epochs})
         whole = {one: min(end, former.get(TopicPartition(topic, one), end)) for one, end in ends.items()}
-        for partition, found in snapshots.items():
-            if found is None:
-                continue
+        for partition, found in known.items():
             if (low := lows[partition]) > found.next_offset + _MARKER:
                 raise SequenceLost(
                     f"{topic}:{partition}: retention has deleted offsets {found.next_offset} to {low - 1}, which are in no "
