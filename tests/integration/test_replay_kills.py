@@ -39,7 +39,7 @@ SWAP = [
     "pointer.after@7",
 ]
 """Points of a swap, each killed one continued by the next: the live generation is closed, in one store first; dead letters
-leave; and the rebuild becomes live, in one store first."""
+leave; and it is noted, in one store first, that states are published. Worlds kill it in the rest."""
 DEAD = alone(Leg(tail="N1", carrier="AA", minutes=-1))
 
 
@@ -132,6 +132,7 @@ def test_a_rebuild_and_a_swap_that_are_killed_are_exact_in_the_end(world: World,
         if pointer_of(flow, world.stores(flow)).live == 2:
             break
     assert killed == SWAP
+    assert replay(world, "--swap")[0] == Exit.DONE
     code, said = replay(world, "--swap")
     assert (code, "no generation is being rebuilt" in said) == (Exit.REFUSED, True)
     for first in parts:
