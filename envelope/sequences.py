@@ -12,6 +12,9 @@ from typing import Any, Final, NamedTuple, Self
 MAX_SEQUENCE: Final = 2**63 - 1
 TOPIC: Final = -1
 """Stands for all partitions where one numbering covers the topic."""
+_ADDED: Final = ("leader_epochs", "former")
+_BY_PARTITION: Final = ("last", "offsets", *_ADDED)
+"""Fields of a state by partition; the added ones are left out of its JSON if they are empty."""
 
 
 class SequenceError(ValueError):
@@ -56,15 +59,18 @@ class SequenceState:
 
     def as_json(self) -> str:
         """The state as a JSON document."""
-        by_partition = {"last": self.last, "offsets": self.offsets}
-        by_partition |= {name: one for name in ("leader_epochs", "former") if (one := getattr(self, name))}
+        by_partition = {name: getattr(self, name) for name in _BY_PARTITION}
         return json.dumps(
             {
                 "producer": self.producer,
                 "topic": self.topic,
                 "topic_id": self.topic_id,
                 "epoch": self.epoch,
-                **{name: {str(at): one for at, one in sorted(its.items())} for name, its in by_partition.items()},
+                **{
+                    name: {str(at): one for at, one in sorted(its.items())}
+                    for name, its in by_partition.items()
+                    if its or name not in _ADDED
+                },
             }
         )
 
@@ -76,17 +82,11 @@ class SequenceState:
             ValueError: It is something else.
         """
         try:
-            found: dict[str, Any] = json.loads(text)
-            last, offsets, epochs, former = (
-                {int(partition): int(one) for partition, one in given.items()}
-                for given in (
-                    found.pop("last"),
-                    found.pop("offsets"),
-                    found.pop("leader_epochs", {}),
-                    found.pop("former", {}),
-                )
-            )
-            return cls(**found, last=last, offsets=offsets, leader_epochs=epochs, former=former)
+            found: dict[str, Any] = {name: {} for name in _ADDED} | json.loads(text)
+            by_partition: dict[str, Any] = {
+                name: {int(partition): int(one) for partition, one in found.pop(name).items()} for name in _BY_PARTITION
+            }
+            return cls(**found, **by_partition)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 "this is not the state of a producer session, as SequenceState.as_json writes it"

@@ -202,7 +202,7 @@ def _read_by(function: object, within: tuple[object, ...] = ()) -> frozenset[str
     for part in _codes(code):
         steps = list(dis.get_instructions(part))
         steps += steps[-1:] * _LOOK
-        for before, one, then, *after in zip(*(steps[n:] for n in range(_LOOK)), strict=False):
+        for before, one, then, last in zip(*(steps[n:] for n in range(_LOOK)), strict=False):
             if (
                 before.opname == "LOAD_GLOBAL"
                 and _loads(one, 0) in element
@@ -210,7 +210,7 @@ def _read_by(function: object, within: tuple[object, ...] = ()) -> frozenset[str
             ):
                 read |= _read_by(known[before.argval], (*within, function))
             if _loads(before, -1) in element and one.opname in _LOADS:
-                root = one.argval == "chain" and then.argval == 0 and after[0].opname in _SUBSCRIPTS
+                root = one.argval == "chain" and then.argval == 0 and last.opname in _SUBSCRIPTS
                 read |= frozenset() if root else _ATTRIBUTES.get(one.argval, frozenset())
     return read
 

@@ -45,7 +45,7 @@ from aggregations.per_message.dead_letters import RejectedRecord
 from aggregations.per_message.ledger import outputs_before
 from aggregations.per_message.publishing import Marking
 from aggregations.per_message.steps import without_rejected
-from envelope import Node, Position, Reason, Route
+from envelope import Position, Reason, Route
 from persistence.commit.faults import effect
 from persistence.commit.steps import CommitStep
 from persistence.protocol import Write
@@ -209,7 +209,7 @@ def _missing_after(work: Work, rows: Rows) -> Rows:
             continue
         policy = siblings_of(collector.siblings, row[schema.TOPIC])
         at = standing(row, rows.signatures, rekeyed=False, siblings=policy)
-        route, entries = missing_at_end(ledger, _own(work, row), at, redriven(row, rows.signatures), indices_of(row))
+        route, entries = missing_at_end(ledger, work.node(row), at, redriven(row, rows.signatures), indices_of(row))
         collector.tail(entries, copies=route is Route.COPY)
         if route is Route.COPY:
             keep[number] = False
@@ -295,7 +295,7 @@ def _fill_outputs(work: Work, missing: str, rows: Rows) -> None:
         for row in rows.frame.iter_rows(named=True):
             at = standing(row, rows.signatures, rekeyed=False, siblings=siblings_of(policy, row[schema.TOPIC]))
             back = redriven(row, rows.signatures)
-            work.collector.published(ledger.entries(missing, _own(work, row), at, back, indices_of(row)))
+            work.collector.published(ledger.entries(missing, work.node(row), at, back, indices_of(row)))
 
 
 def _strike_left(work: Work, stage: str, before: Rows, stays: Sequence[pl.DataFrame]) -> None:
@@ -314,11 +314,7 @@ def _strike_left(work: Work, stage: str, before: Rows, stays: Sequence[pl.DataFr
         )
         for place in places:
             back = redriven(row, before.signatures)
-            collector.published(ledger.entries(place, _own(work, row), at, back, whole=True))
-
-
-def _own(work: Work, row: Mapping[str, Any]) -> Node:
-    return work.job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
+            collector.published(ledger.entries(place, work.node(row), at, back, whole=True))
 
 
 def _further(job: Job, stage: Stage, frame: pl.DataFrame) -> list[str]:
@@ -380,7 +376,7 @@ def _gather(work: Work, index: int, stage: str, before: Rows, stepped: Stepped) 
     for frame, cause, whole in stepped.rejected:
         lineages = _lineages(work, frame, before.signatures)
         for number, row in enumerate(frame.iter_rows(named=True)):
-            own = work.job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
+            own = work.node(row)
             late, indices = row.get(schema.LATE), indices_of(row)
             dead = RejectedRecord(own, stage, cause.reason, cause.detail, lineages[number], raised=cause.raised)
             if whole:

@@ -243,7 +243,7 @@ class ColumnarJudging(ColumnarFold):
         signatures, collector = self.rows.signatures, self.work.collector
         for number, cause in sorted(rejected.items()):
             row = self.frame.row(number, named=True)
-            own = self.work.job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
+            own = self.work.node(row)
             late = row.get(schema.LATE)
             collector.lost(
                 RejectedRecord(own, self.stage.name, cause.reason, cause.detail, raised=cause.raised),

@@ -11,6 +11,7 @@ import google_crc32c
 import polars as pl
 import pyarrow as pa
 
+from aggregations.columns import schema
 from aggregations.columns.elements import Elements
 from aggregations.columns.signature import Signature
 from aggregations.definition.flow import Stage
@@ -61,6 +62,10 @@ class Work:
     ) -> Elements:
         """Rows of the vectorised path as elements, for the functions of the flow."""
         return Elements(frame, signatures, self.job.flow.source_of, self.job.node, values)
+
+    def node(self, row: Mapping[str, Any]) -> Node:
+        """Coordinates of a row's record."""
+        return self.job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
 
     def rows(self, table: str, keys: Sequence[bytes]) -> Mapping[bytes, Row]:
         """The rows of a table as of the manifest before the batch, by key."""

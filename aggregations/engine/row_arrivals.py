@@ -29,7 +29,7 @@ def arrival_of(work: Work, stage: Stage, rows: Rows, row: Mapping[str, Any]) -> 
     """
     signatures, job = rows.signatures, work.job
     signature = signatures[row[schema.SIGNATURE]]
-    own = job.node(row[schema.TOPIC], row[schema.PARTITION], row[schema.OFFSET])
+    own = work.node(row)
     verdict = incarnation_of(work, signature)
     names = stage.aggregate.inputs() if rows.values is None else ()
     policy, back = siblings_of(job.flow.siblings, own.topic), redriven(row, signatures)

@@ -75,10 +75,12 @@ def begin(
             )
         _note_stages(run)
         run.crashed = not all(manifest.clean for manifest in found)
-        if any(manifest.clean for manifest in found):
+        if any(manifest.clean for manifest in found) or _are_apart(run):
             run.advanced(run.changed())  # from here on the manifest does not count as clean
-            run.save_everywhere(run.changed())
-        _level(run)
+            # Upstream first, since a crash may have left stores ahead of where the run begins: after another one, among these
+            # or the manifests of a smaller batch, no store may be behind one upstream of it, as if it had lost data.
+            for name, _ in run.distinct_stores():
+                effect(EPOCH, lambda name=name: run.save_manifest(name, run.changed()))  # type: ignore[misc]
     return run
 
 
@@ -198,18 +200,11 @@ def _note_stages(run: Run) -> None:
             effect(EPOCH, lambda name=name, noted=noted: run.save_manifest(name, noted))  # type: ignore[misc]
 
 
-def _level(run: Run) -> None:
-    """Set stores that a crash left ahead back to where the run begins, upstream store first.
-
-    Otherwise a second crash, among the manifests of a smaller batch, could leave a store behind one that is upstream of it,
-    as if it had lost data.
-    """
-    before = [one for _, one in run.manifests]
-    if run.manifest is None or None in before:
-        return  # a store that begins anew gets a manifest with the first positions
-    if any(one is not None and one.positions != run.manifest.positions for one in before):
-        for name, _ in run.distinct_stores():
-            effect(EPOCH, lambda name=name: run.save_manifest(name, run.changed()))  # type: ignore[misc]
+def _are_apart(run: Run) -> bool:
+    """Whether stores are ahead of where the run begins. One that begins anew gets a manifest with the first positions."""
+    found = [one for _, one in run.manifests]
+    begun = [one.positions for one in found if one is not None]
+    return run.manifest is not None and None not in found and any(one != run.manifest.positions for one in begun)
 
 
 def _stages(manifest: Manifest) -> tuple[object, ...]:

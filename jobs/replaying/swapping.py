@@ -43,6 +43,8 @@ def swap_rebuild(
        dropped.
     5. The rebuild becomes the live generation.
 
+    If an earlier attempt has begun to publish states, only they and step 5 are left.
+
     Args:
         found: The generations.
         author: This process.
@@ -59,31 +61,9 @@ def swap_rebuild(
         StoreError: A store does not answer, or another command has taken over.
     """
     assert pointer.rebuild is not None
-    new, old = pointer.rebuild.generation, pointer.live
-    done = Swapped(found.flow.name, new, old, True, Report(), compare(old, new)) if pointer.rebuild.sends else None
-    if done is None:
-        done = _agreed(found, author, pointer, note, outside, compare, agreed, drop_letters=drop_letters)
-        if not done.done:
-            return done
-    states = outside.send_states(found, new, old)
-    end_swap(found, author)
-    return replace(done, states=states)
-
-
-def _agreed(
-    found: Generations,
-    author: Author,
-    pointer: Pointer,
-    note: Rebuilt,
-    outside: Outside,
-    compare: Callable[[int, int], Differences],
-    agreed: Callable[[Differences], bool],
-    *,
-    drop_letters: bool,
-) -> Swapped:
-    """Steps 1 to 4 of a swap, up to the published states; the live generation goes on if one of them fails."""
-    assert pointer.rebuild is not None
     new, old, report = pointer.rebuild.generation, pointer.live, Report()
+    if pointer.rebuild.sends:
+        return _ended(found, author, outside, Swapped(found.flow.name, new, old, True, report, compare(old, new)))
     if not pointer.closing:
         report.add(outside.fold(found, pointer, note))  # so that the flow stands still for a moment only
         if outside.stopped():
@@ -108,7 +88,15 @@ def _agreed(
         letters, outputs = outside.send_letters(found, new), outside.send_outputs(found, new)
         # Readers that have seen these states ignore those of a lower generation: from here on there is only the way ahead.
         begin_to_send(found, author)
-    return Swapped(found.flow.name, new, old, True, report, differ, letters, 0, outputs, dropped)
+    swapped = Swapped(found.flow.name, new, old, True, report, differ, letters, outputs=outputs, dropped=dropped)
+    return _ended(found, author, outside, swapped)
+
+
+def _ended(found: Generations, author: Author, outside: Outside, swapped: Swapped) -> Swapped:
+    """Publish the states, and make the rebuild the live generation."""
+    states = outside.send_states(found, swapped.live, swapped.previous)
+    end_swap(found, author)
+    return replace(swapped, states=states)
 
 
 def _check_whole(found: Generations, live: int) -> None:

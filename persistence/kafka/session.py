@@ -248,9 +248,8 @@ class ProducerSession:
         self._bytes += size
         try:
             self._hand_over(self._pending[-1:])
-        except (
-            Exception
-        ):  # the client does not have it; after an interruption it may, and the session keeps the message
+        except Exception:
+            # The client does not have it. After an interruption it may have it, and the session keeps the message.
             self._sequences.take_back()
             self._pending.pop()
             self._bytes -= size

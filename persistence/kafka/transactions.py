@@ -224,11 +224,11 @@ class TransactionalProducer:
 
     def _error(self, reason: KafkaError, doing: str) -> BrokerError:
         if reason.code() in _FENCED:
-            if (seconds := time.monotonic() - self._began) > TRANSACTION_TIMEOUT_MS / 1_000 and self._began:
+            if self.open_seconds > TRANSACTION_TIMEOUT_MS / 1_000:
                 return ProducerFenced(
-                    f"{doing}: the coordinator has ended a transaction that began {seconds:.0f} s ago, or another process "
-                    f"has begun under the name {self._id}",
-                    f"Nothing of it is visible. Begin again and send it again; a transaction lasts at most "
+                    f"{doing}: the coordinator has ended a transaction that began {self.open_seconds:.0f} s ago, or another "
+                    f"process has begun under the name {self._id}",
+                    "Nothing of it is visible. Begin again and send it again; a transaction lasts at most "
                     f"{TRANSACTION_TIMEOUT_MS // 1_000} s. Give each process its own name",
                 )
             return ProducerFenced(

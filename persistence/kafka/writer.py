@@ -1,8 +1,9 @@
 """Writes messages of named producers to topics, and refuses duplicates before it writes them (Pulsar PIP-6)."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -18,6 +19,7 @@ from envelope.filters.sequence_maps import (
 )
 from persistence.commit.faults import WRITER_COMMIT, WRITER_PRODUCE, WRITER_SNAPSHOT, effect
 from persistence.kafka.errors import BrokerError, BrokerRefused
+from persistence.kafka.facts import Watermarks
 from persistence.kafka.producer import batch_bytes
 from persistence.kafka.session import SequenceLost
 from persistence.kafka.settings import KafkaSettings
@@ -122,13 +124,13 @@ class DeduplicatingWriter:
             before = snapshot or Snapshot(begins[partition])
             maps = self._maps[topic, partition] = SequenceMaps(before, tails[partition], every=every, limit=limit)
             if snapshot is None:  # or nothing would show that retention has deleted messages before the first one
-                self._save(topic, partition, maps.snapshot())
+                self._save(topic, partition, maps.snapshot(), marks)
 
-    def _save(self, topic: str, partition: int, snapshot: Snapshot) -> None:
+    def _save(self, topic: str, partition: int, snapshot: Snapshot, marks: Mapping[TopicPartition, Watermarks]) -> None:
         """Store a snapshot of a partition, with the epoch of its leader."""
-        epoch = self._broker.marks([topic])[TopicPartition(topic, partition)].leader_epoch
-        made, topic_id = replace(snapshot, leader_epoch=epoch), self._facts[topic].topic_id
-        effect(WRITER_SNAPSHOT, lambda: self._snapshots.save(topic, partition, made, topic_id))
+        made = replace(snapshot, leader_epoch=marks[TopicPartition(topic, partition)].leader_epoch)
+        save = partial(self._snapshots.save, topic, partition, made, self._facts[topic].topic_id)
+        effect(WRITER_SNAPSHOT, save)
 
     def write(self, topic: str, messages: Iterable[Envelope]) -> list[Verdict]:
         """Write the new ones of some messages, all of them or none; return when they are stored and visible.
@@ -245,8 +247,9 @@ class DeduplicatingWriter:
             if any(found):
                 due[place] = maps.snapshot()  # after the whole transaction
         self._stored.clear()
+        marks = self._broker.marks(sorted({topic for topic, _ in due})) if due else {}
         for (topic, partition), snapshot in due.items():
-            self._save(topic, partition, snapshot)
+            self._save(topic, partition, snapshot, marks)
 
     def _failed(self) -> None:
         """Forget what was sent: its transaction is aborted."""

@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from persistence.errors import Transient
 from persistence.kafka import BrokerUnavailable
@@ -14,6 +14,11 @@ T = TypeVar("T")
 
 class Crash(BaseException):
     """The simulated process dies here. No code of the engine may catch this."""
+
+
+def crash() -> NoReturn:
+    """Die, for the faults that tests inject."""
+    raise Crash
 
 
 class End(StrEnum):

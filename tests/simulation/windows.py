@@ -25,6 +25,7 @@ from persistence.errors import Transient
 from persistence.memory import MemoryStore
 from tests.property.test_retire import expired
 from tests.property.test_windows import SCREWS, Attempt, wanted
+from tests.simulation.faults import Crash, crash
 from tests.simulation.oracle import Violation
 from tests.simulation.patch import Patch, original
 from tests.simulation.stores import SimulatedStore, forget, open_store
@@ -38,14 +39,6 @@ _WINDOWS = (
 _POINTS = ("load", "publish", "persist:all", "persist:attempts", "persist:seen", "manifest", "remove", "write")
 ACCEPT = ("store-empty", "store-went-back")
 _STEPS = 14
-
-
-class Crash(BaseException):
-    """The process dies."""
-
-
-def _crash() -> Any:
-    raise Crash
 
 
 class WindowWorld:
@@ -111,7 +104,7 @@ class WindowWorld:
             outcome = random.choice([*[None] * self.calm, *FaultOutcome])
             fault = [] if outcome is None else [Fault(random.choice(self.points), outcome, random.randint(1, 4))]
             try:
-                with faults.use(Injector(fault, _crash)):
+                with faults.use(Injector(fault, crash)):
                     runner.process(self._batch(runner, whole=False))
             except (Crash, Transient):
                 runner = self._start()

@@ -13,7 +13,8 @@ from aggregations.per_message.ledger import Entry
 from aggregations.run.memory import MemoryRunner
 from persistence.commit import faults
 from persistence.commit.faults import Fault, Injector
-from tests.simulation.redriven import EVENTS, READERS, Crash, back, broken, event, published, step
+from tests.simulation.faults import Crash, crash
+from tests.simulation.redriven import EVENTS, READERS, back, broken, event, published, step
 from tests.support.both import TOPIC_ID, Both
 from tests.support.pure import fresh_store
 
@@ -26,10 +27,6 @@ FLOWS: dict[str, tuple[str, Flow[Any]]] = {
     "outputs without a stage": ("end", EVENT.publish("out", value=published)),
 }
 LISTED = {"a step": ["b"], "outputs before a step": ["a", "a>"], "outputs": ["end"], "outputs without a stage": ["end"]}
-
-
-def crash() -> Any:
-    raise Crash
 
 
 @pytest.mark.parametrize("name", FLOWS)

@@ -26,8 +26,9 @@ from jobs.replaying.results import Differences, Swapped
 from jobs.replaying.swapping import at_work, swap_rebuild
 from persistence.commit.faults import Fault, FaultOutcome, Injector, use
 from persistence.kafka import BrokerUnavailable, KafkaSettings
+from tests.simulation.faults import Crash, crash
 from tests.support.pure import bare, batch, fresh_store
-from tests.support.replays import Crash, author_of
+from tests.support.replays import author_of
 
 PAYMENTS = Topic("pay", Json({"id": str, "account": str}), envelope=False)
 ONCE = deduplicate(from_value("id"), timedelta(hours=1), partitions=2)
@@ -134,9 +135,6 @@ def test_a_swap_that_is_not_agreed_to_leaves_the_live_generation() -> None:
 def test_a_generation_that_is_within_a_batch_is_not_swapped_if_only_it_repeats_the_batch() -> None:
     outside = Outside(SPANNING, bind(SPANNING, {}, fresh_store()), LOG)
     published = []
-
-    def crash() -> Any:
-        raise Crash
 
     with closing(MemoryRunner(SPANNING, outside.urls, ends={})) as run:
         run.process([LOG[0][0], LOG[1][0]])
